@@ -694,6 +694,32 @@ def test_worse_fault_that_ended_leads_to_no_replacement() -> None:
     assert recovery.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] == "VALID"
 
 
+def signal_after_boot(**changes: Any) -> RecoveryScenario:
+    """Return a recovery whose node rebooted, and then had a signal before its validation began."""
+    recovery = recovery_after_reboot(QUICK)
+    recovery.world.clock.advance(10)
+    recovery.world.cluster.set_node(NODE, ready_since=recovery.now)
+    recovery.world.clock.advance(2)
+    again = {"fault_key": "hp:NvidiaErrorReboot", "source": "hyperpod.node-health", "envelope_id": "again", **changes}
+    recovery.ingest(a_fact(observed_at=recovery.now - timedelta(seconds=again.pop("age", 0)), **again))
+    recovery.world.clock.advance(1)
+    return recovery
+
+
+def test_signal_between_boot_and_validation_fails_the_validation() -> None:
+    recovery = signal_after_boot()
+
+    assert recovery.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] == "INVALID"
+    assert recovery.run_state("RepairNode", repair_node).rung == "replace"
+
+
+@pytest.mark.parametrize("changes", [{"source": "hyperpod.node-labels"}, {"age": 3}], ids=["mark", "before the boot"])
+def test_signal_that_a_boot_can_clear_fails_no_validation(changes: dict[str, Any]) -> None:
+    recovery = signal_after_boot(**changes)
+
+    assert recovery.await_condition("AwaitValidation", ConditionKind.NODE_VALID)["outcome"] == "VALID"
+
+
 @pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
 @pytest.mark.parametrize("how", ["label", "uncordon"])
 def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:

@@ -3,11 +3,14 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from evenkeel.domain.health.assessment import signals_of
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incident_updates import has_failed_after_return
 from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeBranchResult, RepairProgress
+from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import controller_mark
@@ -147,6 +150,29 @@ def why_reboot_is_too_weak(incident: Incident, policy: Policy, now: datetime) ->
     is_recent = now - incident.last_fault_at < timedelta(seconds=policy.repair.guardrails.stale_after_seconds)
     is_too_weak = (fault.node_rungs[:1], incident.repairs[-1:]) == ((REPLACE,), (REBOOT,))
     return f"No reboot clears {fault.fault.name}." if is_too_weak and is_recent and not incident.has_recovered else ""
+
+
+def has_failed_since_boot(
+    incident: Incident, node: KubernetesNode | None, *, requested_at: datetime, boot_id_before: str
+) -> bool:
+    """Whether a fault was reported after the node came back from the reboot of its repair, and is not gone.
+
+    A fault that the node object shows does not count. Its mark may outlive the boot, and `judge_node` sees it.
+
+    Args:
+        incident: The incident with its signals.
+        node: The node object of the repaired node; None if it is gone.
+        requested_at: Time of the repair request.
+        boot_id_before: Boot id of the node before the request; empty if unknown.
+    """
+    has_rebooted = node is not None and boot_id_before and node.boot_id and node.boot_id != boot_id_before
+    if not has_rebooted or node is None or node.ready_since is None or node.ready_since <= requested_at:
+        return False
+    return not incident.has_recovered and any(
+        signal.last_at > node.ready_since
+        for signal in signals_of(incident)
+        if not signal_source(signal.source).is_on_node
+    )
 
 
 class AffectedJobState(Value):

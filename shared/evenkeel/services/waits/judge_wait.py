@@ -95,6 +95,14 @@ def _judge_node_valid(
     too_weak_reason = recovery_waits.why_reboot_is_too_weak(incident, policy, now)
     if too_weak_reason and slot_state.replacement is None:
         return WaitAnswer(outcome=WaitOutcome.INVALID, reason=too_weak_reason)
+    facts = wait.condition.facts
+    if slot_state.replacement is None and recovery_waits.has_failed_since_boot(
+        incident,
+        slot_state.original.node,
+        requested_at=datetime.fromisoformat(facts["since"]),
+        boot_id_before=facts["bootId"],
+    ):
+        return WaitAnswer(outcome=WaitOutcome.INVALID, reason="The node failed again after it rebooted.")
     observed_node = slot_state.replacement or slot_state.original
     return recovery_waits.evaluate_node_valid(
         observed_node,
