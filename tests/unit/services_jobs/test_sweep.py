@@ -432,6 +432,34 @@ def test_sweep_stops_attempt_without_workflow_whose_pods_never_start() -> None:
     assert scenario.usage() == 0
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_slow_sweep_leaves_attempt_that_began_to_run(monkeypatch: pytest.MonkeyPatch, *, is_marked: bool) -> None:
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.launch(job.job_id)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    sweep_later(scenario, scenario.policy.jobs.running_deadline_seconds + 60)
+    state = scenario.world.workflows.state
+
+    def start_pods_first(machine: WorkflowName, name: str) -> ExecutionState:
+        scenario.world.cluster.run_pods(job.job_id, 1)
+        if is_marked:
+            scenario.mark_running(job.job_id)  # by a sweep that overlaps
+        return state(machine, name)
+
+    monkeypatch.setattr(scenario.world.workflows, "state", start_pods_first)
+
+    swept = scenario.sweep()
+
+    assert "attempts" not in swept.corrections
+    assert scenario.job(job.job_id).stop_request is None
+    assert scenario.sweep().failed == ()
+    assert (scenario.attempt(job.job_id).state, scenario.job(job.job_id).state) == (
+        AttemptState.RUNNING,
+        JobState.RUNNING,
+    )
+
+
 def test_sweep_settles_attempt_without_workflow_past_stop_deadline() -> None:
     scenario = JobScenario()
     job_id = running_without_workflow(scenario)

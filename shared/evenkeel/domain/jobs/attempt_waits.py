@@ -67,6 +67,12 @@ def is_past_deadline(attempt: Attempt, policy: JobPolicy, now: datetime) -> bool
     return False
 
 
+def is_overdue(attempt: Attempt, workload: ObservedWorkload, policy: JobPolicy, now: datetime) -> bool:
+    """Whether an attempt without a workflow must stop: it has not ended, and it or its pods are past a deadline."""
+    has_started = attempt.state is AttemptState.LAUNCHED and all_pods_run(workload, attempt)
+    return not attempt.state.has_ended and not has_started and is_past_deadline(attempt, policy, now)
+
+
 def is_past_stop_deadline(
     job: Job, attempt: Attempt, workload: ObservedWorkload, policy: JobPolicy, now: datetime
 ) -> bool:

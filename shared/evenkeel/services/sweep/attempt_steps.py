@@ -91,8 +91,8 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
         mark_running.run(request, sweep.context)
         return True
     if job.stop_of(attempt.attempt) is None and is_past_deadline(attempt, policy, now):
-        stop_attempt.run(request, sweep.context)
-        return True
+        outcome = stop_attempt.run(request, sweep.context, is_without_workflow=True).outcome
+        return outcome is stop_attempt.StopOutcome.STOPPING
     return False
 
 
