@@ -20,6 +20,7 @@ INCIDENT_CHANGES = (
     (IncidentState.OPEN, IncidentState.RECOVERING),
     (IncidentState.RECOVERING, IncidentState.BLOCKED),
     (IncidentState.BLOCKED, IncidentState.RECOVERING),
+    (IncidentState.RECOVERING, IncidentState.OPEN),
 )
 JOB_CHANGES = (
     (JobState.PENDING, JobState.STARTING),

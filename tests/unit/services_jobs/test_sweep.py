@@ -19,7 +19,7 @@ from evenkeel.domain.recovery.repair_lease import NodeReturn, RepairLease
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
-from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
+from evenkeel.ports import ExecutionState, Put, Row, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import ingest_event, note_group_fact
 from evenkeel.services.queries.fleet import read_sources
 from evenkeel.services.queries.jobs import read_jobs
@@ -29,6 +29,7 @@ from evenkeel.services.tables import fleet_rows, incident_rows, rows, subject_ro
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.fakes.system import A_MOMENT
+from tests.unit.api.seeds import PLAN_AWAITING_APPROVAL
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_recovery.recovery_scenario import a_fact
 
@@ -677,6 +678,36 @@ def test_new_node_waits_for_incident_if_slots_are_unknown() -> None:
     assert is_tainted(scenario, name)
 
 
+def test_replacement_stays_tainted_if_list_of_incidents_is_cut() -> None:
+    scenario = JobScenario(policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
+    an_incident(scenario, 1, slot=f"{CLUSTER}/seat-9")
+    name = add_new_node(scenario)
+
+    scenario.sweep()
+    scenario.sweep()
+
+    assert is_tainted(scenario, name)
+
+
+def test_replacement_stays_tainted_if_its_incident_changes_during_sweep() -> None:
+    scenario = JobScenario()
+    incident = an_incident(scenario, 1, slot=f"{CLUSTER}/seat-9", state=IncidentState.BLOCKED)
+    name = add_new_node(scenario)
+    by_state = scenario.world.ledger.by_state
+
+    def end_block_after_read(table: Table, state: str, **how: Any) -> Any:
+        page = by_state(table, state, **how)
+        if state == f"INC#{IncidentState.RECOVERING}":
+            scenario.store_row(incident_rows.incident_row(incident.replace(state=IncidentState.RECOVERING), 0))
+        return page
+
+    scenario.world.ledger.by_state = end_block_after_read  # type: ignore[method-assign]
+
+    scenario.sweep()
+
+    assert is_tainted(scenario, name)
+
+
 # ---------------------------------------------------------------- signals, figures
 
 
@@ -893,6 +924,68 @@ def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
     assert stored_nodes(scenario)[instance_id(1)].is_gone is False
     assert scenario.sweep().corrections["early"] == 1
     assert scenario.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(1))) is None
+
+
+def test_unreadable_notice_does_not_stop_other_notices() -> None:
+    scenario = JobScenario()
+    ingest_notice_before_listing(scenario)
+    key = incident_rows.notice_before_listing_key(instance_id(0))
+    fact = {"kind": "VALUE_OF_A_NEWER_RELEASE"}
+    unreadable_row = Row(key, {"instanceId": instance_id(2), "facts": [fact]}, 0, ("EARLY", "0"))
+    scenario.store_row(unreadable_row)
+
+    outcome = scenario.sweep()
+
+    assert outcome.corrections["early"] == 1
+    assert [failure.partition(":")[0] for failure in outcome.failed] == ["early"]
+    assert scenario.world.ledger.get(key) is not None
+
+
+# ---------------------------------------------------------------- one bad item of an incident step
+
+
+def test_unreadable_register_does_not_stop_other_register() -> None:
+    scenario = JobScenario()
+    now = scenario.world.clock.now()
+    entry = RegisterEntry(life_key=an_incident(scenario).life.key, pool="p5-workers", incident_id="inc-1", since=now)
+    scenario.store_row(
+        Row(fleet_rows.register_key(RegisterName.REPAIRS), {"entries": "VALUE_OF_A_NEWER_RELEASE"}),
+        guardrail_registers.addition_put(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row,
+    )
+    sweep_later(scenario)
+
+    outcome = scenario.sweep()
+
+    assert [failure.partition(":")[0] for failure in outcome.failed] == ["registers"]
+    register, _ = guardrail_registers.load_register(RegisterName.CORDONS, scenario.world.context())
+    assert register.entries == ()
+
+
+def test_failed_check_of_drill_does_not_stop_other_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario()
+    facts = {"plan": PLAN_AWAITING_APPROVAL.replace(outcome="ACT"), "affected_jobs": [{"jobId": "job-1", "attempt": 1}]}
+    drill = an_incident(scenario, 1, incident_id="inc-1", is_drill=True, **facts)
+    an_incident(scenario, 2, incident_id="inc-2", **facts)
+    checked_ids: list[str] = []
+
+    def note_check(incident: Incident, _context: Any) -> int:
+        checked_ids.append(incident.incident_id)
+        return 0
+
+    monkeypatch.setattr("evenkeel.services.resume.plan_resume.roll_back_jobs", note_check)
+    get = scenario.world.ledger.get
+
+    def refuse_pointer_of_drill(key: Any) -> Any:
+        if key == incident_rows.open_key(drill.life):
+            raise Unreachable("no answer")
+        return get(key)
+
+    scenario.world.ledger.get = refuse_pointer_of_drill  # type: ignore[method-assign]
+
+    outcome = scenario.sweep()
+
+    assert checked_ids == ["inc-2"]
+    assert [failure.partition(":")[0] for failure in outcome.failed] == ["rollbacks"]
 
 
 # ---------------------------------------------------------------- a cluster or HyperPod gives no answer

@@ -148,12 +148,14 @@ class IncidentState(StrEnum):
 
 
 OPEN_STATES = (IncidentState.OPEN, IncidentState.RECOVERING, IncidentState.BLOCKED)
-LIST_ORDER = (*OPEN_STATES, IncidentState.RECOVERING, *(state for state in IncidentState if state.is_settled))
-"""The order in which a list reads the states, one after another.
+OPEN_LIST_ORDER = (*OPEN_STATES, IncidentState.RECOVERING, IncidentState.OPEN)
+"""The order in which a list reads the open states, one after another.
 
 It misses no incident that changes its state meanwhile, because each state comes after its earlier states. BLOCKED and
-RECOVERING lead to each other, so RECOVERING is read twice.
+RECOVERING lead to each other, and a new plan opens the incident again. So RECOVERING and OPEN are read twice.
 """
+LIST_ORDER = (*OPEN_LIST_ORDER, *(state for state in IncidentState if state.is_settled))
+"""The order in which a list reads all states."""
 
 
 class AffectedJob(Value):

@@ -69,18 +69,11 @@ def _start_next_run(sweep: SweepRun, ended_incident: Incident) -> bool:
 def roll_back_jobs(sweep: SweepRun) -> int:
     """Roll back jobs that resumed from a checkpoint which a later signal of an open incident distrusts."""
     context = sweep.context
-    acting_incidents = (
-        listed_incident
-        for listed_incident in sweep.open_incidents
-        if listed_incident.affected_jobs and _may_act_on(sweep, listed_incident)
-    )
     rolled_back_count = 0
-    for incident in acting_incidents:
+    for incident in sweep.open_incidents:
         with sweep.isolate_item(incident.incident_id):
-            rolled_back_count += plan_resume.roll_back_jobs(
-                incident,
-                context,
-            )
+            if incident.affected_jobs and _may_act_on(sweep, incident):
+                rolled_back_count += plan_resume.roll_back_jobs(incident, context)
     if rolled_back_count:
         context.cycle_requests.request("jobs were rolled back")
     return rolled_back_count
@@ -123,8 +116,11 @@ def reconcile_registers(sweep: SweepRun) -> int:
             return False  # whether its cordon annotation is still there is unknown
         return (life.cluster, life.instance_id) not in cordon_incidents and not sweep.is_fresh(entry.since)
 
-    return sum(
-        guardrail_registers.remove_outdated_entries(which, is_over, sweep.context, is_drill=is_drill)
-        for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free))
-        for is_drill in (False, True)
-    )
+    removed_count = 0
+    for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free)):
+        for is_drill in (False, True):
+            with sweep.isolate_item(f"register of {'drill ' if is_drill else ''}{which}"):
+                removed_count += guardrail_registers.remove_outdated_entries(
+                    which, is_over, sweep.context, is_drill=is_drill
+                )
+    return removed_count

@@ -48,7 +48,7 @@ def return_new_nodes(sweep: SweepRun) -> int:
 def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
     """Whether an open incident waits for this node.
 
-    Such an incident validates the node itself. An unreadable one may wait.
+    Such an incident validates the node itself. An incident that this run did not read may wait for it, too.
     """
     incidents = sweep.open_incidents
     if sweep.hides_incidents:

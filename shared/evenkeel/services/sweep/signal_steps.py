@@ -37,12 +37,13 @@ def ingest_notices_before_listing(sweep: SweepRun) -> int:
     )
     opened_count = 0
     for row in sweep.read_present_rows(row for instance_id, row in notice_rows if instance_id in own_instances):
-        outcomes = [_ingest(sweep, fact) for fact in unresolved_facts.facts_of_unlisted_instance(row)]
-        opened_count += outcomes.count(IngestAction.OPEN)
-        if FactOutcome.OTHER_FLEET in outcomes:
-            continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
-        with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
-            ledger.commit(Delete(row.key, row.version))
+        with sweep.isolate_item(row.key.pk):
+            outcomes = [_ingest(sweep, fact) for fact in unresolved_facts.facts_of_unlisted_instance(row)]
+            opened_count += outcomes.count(IngestAction.OPEN)
+            if FactOutcome.OTHER_FLEET in outcomes:
+                continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
+            with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
+                ledger.commit(Delete(row.key, row.version))
     return opened_count
 
 

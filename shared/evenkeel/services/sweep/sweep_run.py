@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
-from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.health.incidents import OPEN_LIST_ORDER, Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
 from evenkeel.domain.recovery.repair_lease import RepairLease, is_lemon
@@ -70,7 +70,9 @@ class SweepRun:
         self.failures: list[str] = []
         """Failed items of the current step. They did not stop the other items."""
         self.hides_incidents = False
-        """Whether `open_incidents` lacks incidents that this release cannot read."""
+        """Whether `open_incidents` may lack incidents: a row is unreadable, or the list has more pages."""
+        self._partial_lists: set[str] = set()
+        """Lists that this run did not read from the first to the last page."""
         self._no_answer: set[str] = set()
         """Clusters that are not called again in this run."""
         self._running: dict[WorkflowName, frozenset[str]] = {}
@@ -237,11 +239,12 @@ class SweepRun:
 
     @cached_property
     def open_incidents(self) -> tuple[Incident, ...]:
-        """Every open incident, read from its own row, because the index may lag behind."""
-        index_entries = (row for state in OPEN_STATES for row in self.list_rows(Table.INCIDENTS, f"INC#{state}"))
-        stored_rows = self.read_present_rows(index_entries)
+        """The open incidents, read from their own rows, because the index may lag behind. See `hides_incidents`."""
+        states = [f"INC#{state}" for state in OPEN_LIST_ORDER]
+        stored_rows = self.read_present_rows(row for state in states for row in self.list_rows(Table.INCIDENTS, state))
         incidents = [incident for _, incident in self.readable_rows(stored_rows, Incident)]
-        self.hides_incidents = len(incidents) < len(stored_rows)
+        is_partial = any(f"{Table.INCIDENTS}/{state}" in self._partial_lists for state in states)
+        self.hides_incidents = is_partial or len(incidents) < len(stored_rows)
         return tuple(incident for incident in incidents if not incident.state.is_settled)
 
     @cached_property
@@ -263,6 +266,8 @@ class SweepRun:
         """Yield the rows of a state, page by page while the run's time lasts. The next run continues from there."""
         name = f"{table}/{state}"
         cursor = self.notes.pop(name, None)
+        if cursor is not None:
+            self._partial_lists.add(name)
         while self.pages_left > 0:
             self.pages_left -= 1
             page = self.context.ledger.by_state(table, state, cursor=cursor)
@@ -271,6 +276,7 @@ class SweepRun:
             if cursor is None:
                 return
         self.notes[name] = cursor
+        self._partial_lists.add(name)
         self.context.telemetry.warning("SweepPageLimitReached", list=name)
 
     def read_present_rows(self, index_entries: Iterable[Row]) -> tuple[Row, ...]:
