@@ -82,9 +82,9 @@ def _run(words: list[str]) -> int:
     except typer.Abort:
         return Exit.INTERRUPTED
     except typer.TyperException as wrong:
-        noun = next((word for word in words if word in NOUNS), "")
-        hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
-        _print_error(CommandFailed(Exit.USAGE, _usage_text(wrong), code="USAGE", hint=hint))
+        usage_context = getattr(wrong, "ctx", None)
+        command = usage_context.command_path if usage_context else "evenkeel"
+        _print_error(CommandFailed(Exit.USAGE, _usage_text(wrong), code="USAGE", hint=f"{command} --help"))
         return Exit.USAGE
     except SystemExit as ended:
         # The reader closed the pipe (`evenkeel jobs ls | head`). This is not an error, but Typer returns exit code 1.

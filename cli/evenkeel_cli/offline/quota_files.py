@@ -17,7 +17,7 @@ def load_documents(file: Path) -> list[Any]:
     """Return a file's documents, with the documents of a list one by one; `-` is standard input.
 
     Raises:
-        CommandFailed: it cannot be read, or is neither YAML nor JSON.
+        CommandFailed: it cannot be read, or is not valid YAML or JSON.
     """
     return documents(load_all(file))
 

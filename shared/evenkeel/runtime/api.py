@@ -471,11 +471,31 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     return text or "body"
 
 
+_TYPE_MESSAGES = {
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+}
+"""Message by the type of pydantic's error. Pydantic's own messages name Python's types."""
+
+
 def _field_message(fault: Any, model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         *path, name = fault["loc"]
         nearest_names = similar_names(str(name), _field_names(model, path))
         return f"is not a known field; did you mean {nearest_names}?" if nearest_names else "is not a known field"
+    if fault["type"] in _TYPE_MESSAGES:
+        return _TYPE_MESSAGES[fault["type"]]
     text = str(fault["msg"]).removeprefix("Value error, ").replace("Field required", "is required")
     return text[:1].lower() + text[1:]
 

@@ -140,6 +140,23 @@ def test_unknown_field_names_similar_fields(gateway: Gateway, change: dict[str, 
     assert [error["message"] for error in answer.document["errors"]] == [message]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"command": "python train.py"}, "must be a list"),
+        ({"env": ["A=1"]}, "must be an object"),
+        ({"elastic": [1]}, "must be an object"),
+        ({"image": 7}, "must be a string"),
+        ({"nodes": "two"}, "must be a whole number"),
+        ({"nodes": 1.5}, "must be a whole number"),
+    ],
+)
+def test_value_of_wrong_type_names_json_type(gateway: Gateway, change: dict[str, Any], message: str) -> None:
+    answer = gateway.post("/v1/jobs", {**A_JOB, **change})
+
+    assert [error["message"] for error in answer.document["errors"]] == [message]
+
+
 @pytest.mark.parametrize("body", ["{", "[]", '"text"', "nul", "x" * 70_000])
 def test_body_that_is_no_json_object_is_refused(gateway: Gateway, body: str) -> None:
     answer = gateway.post("/v1/jobs", body)

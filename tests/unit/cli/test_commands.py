@@ -1115,13 +1115,22 @@ def test_status_shows_rentals_of_a_deployment(cli: CliFixture) -> None:
     assert "SERVING" not in cli.run("status", terminal=True).out
 
 
-@pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o xml"])
-def test_usage_error_exits_2_with_the_next_step(cli: CliFixture, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("nonsense", "evenkeel"),
+        ("jobs nonsense", "evenkeel jobs"),
+        ("jobs show", "evenkeel jobs show"),
+        ("jobs submit --dry-run", "evenkeel jobs submit"),
+        ("jobs ls --limit many", "evenkeel jobs ls"),
+    ],
+)
+def test_usage_error_exits_2_and_names_help_of_command(cli: CliFixture, words: str, command: str) -> None:
     result = cli.run(*words.split())
 
     assert (result.exit_code, result.out) == (2, "")
     assert "[USAGE]" in result.err
-    assert "--help" in result.err
+    assert f"  {command} --help\n" in result.err
 
 
 @pytest.mark.parametrize(

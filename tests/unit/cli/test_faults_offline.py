@@ -145,7 +145,7 @@ def test_valid_policy_is_shown_with_its_changes(cli: CliFixture) -> None:
         ({"faults": {"xid:79": {"ladder": ["explode"]}}}, "faults.xid:79.ladder.0: "),
         ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: there is no such field"),
         ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: must not be none"),
-        ("{", "is neither YAML nor JSON"),
+        ("{", "is not valid YAML or JSON"),
         ("[]", "must hold one object"),
     ],
 )

@@ -414,7 +414,7 @@ def test_evicted_jobs_keep_their_quota_unless_evictions_are_released(files: Plan
 @pytest.mark.parametrize(
     ("quota", "words"),
     [
-        ("a: [", "q.yaml is neither YAML nor JSON"),
+        ("a: [", "q.yaml is not valid YAML or JSON"),
         ("x: 1", "q.yaml: is neither a Kueue manifest"),
         ("{kind: ClusterQueue, metadata: {}}", "q.yaml: ClusterQueue/: metadata.name: is required"),
         (

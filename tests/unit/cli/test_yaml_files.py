@@ -39,5 +39,43 @@ def test_plain_json_is_not_read_as_yaml(tmp_path: Path) -> None:
 
 
 def test_broken_json_is_refused_as_broken_yaml(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match="neither YAML nor JSON"):
+    with pytest.raises(CommandFailed, match="not valid YAML or JSON"):
         yaml_files.load_all(write(tmp_path, '{"a": ['))
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"a": 1,\n "b": 2,\n "a": 3}', "x:\n- {a: 1, a: 2}\n"])
+def test_repeated_key_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CommandFailed, match=r"line [23] repeats the key 'a'; write each key once"):
+        yaml_files.load_all(write(tmp_path, text))
+
+
+def test_merged_object_may_repeat_key(tmp_path: Path) -> None:
+    text = "one: &one {a: 1, b: 1}\ntwo: &two {<<: *one, a: 2}\nthree: {<<: *two, b: 3}\nagain: {<<: [*two, *one]}\n"
+
+    (document,) = yaml_files.load_all(write(tmp_path, text))
+
+    assert document["two"] == {"a": 2, "b": 1}
+    assert document["three"] == {"a": 2, "b": 3}
+    assert document["again"] == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: {c: *a}}\n"])
+def test_alias_to_its_own_container_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CommandFailed, match="alias refers to the object or list that contains it"):
+        yaml_files.load_all(write(tmp_path, text))
+
+
+def test_aliases_that_expand_too_far_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]" for number in range(1, 9)]
+
+    with pytest.raises(CommandFailed, match="expand to more than 1000000 values"):
+        yaml_files.load_all(write(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: !!bool perhaps\n", "a: !!timestamp noon\n", "a: !!int x\n", "a: !!python/name:x\n"]
+)
+def test_value_that_does_not_fit_its_tag_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CommandFailed, match="not valid YAML or JSON"):
+        yaml_files.load_all(write(tmp_path, text))
