@@ -186,17 +186,15 @@ def apply(
 @app.command("test")
 def try_(
     file: FileArgument,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="INSTANT", help="Start time in RFC 3339; seven days ago if omitted."),
-    ] = None,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, 10m, or 2026-11-03T10:15:00Z.")] = "7d",
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Replay recorded decisions under a policy file. Shows the decisions that would differ."""
     from evenkeel_cli.offline import policies
 
     client = lookup.current_client()
-    body = {"changes": policies.read_site_changes(file)} | ({"since": since} if since else {})
+    since_text = lookup.parse_instant("--since", since, stdout_printer().now())
+    body = {"changes": policies.read_site_changes(file), "since": since_text}
     response = client.post_read_only(f"/clusters/{client.fleet}/policy/test", body)
     print_object(response, output, lambda out: _print_test(out, response))
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -149,14 +150,15 @@ def _other_reasons(reasons: list[str]) -> list[str]:
 
 
 def _print_sources(out: Printer, status: Json, *, is_wide: bool) -> None:
-    """Print how many sources of facts are current; the wide form lists each source with its age."""
+    """Print how many sources of facts are current, and the age of the counts; the wide form lists each source."""
     counts = status["sources"]
     if not status["isRunning"]:
         return
-    text = "  ".join(
-        f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts.get(state)
-    )
-    out.line(f"{out.bold('SOURCES')} {text}")
+    texts = [f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts.get(state)]
+    if status["counts"] and not status["counts"]["isStale"]:
+        as_of, counted_at = (datetime.fromisoformat(text) for text in (status["asOf"], status["counts"]["at"]))
+        texts.append(f"nodes and jobs counted {duration((as_of - counted_at).total_seconds())} ago")
+    out.line(f"{out.bold('SOURCES')} {'  '.join(texts)}")
     for source in status["sourceAges"] if is_wide else ():
         out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
 

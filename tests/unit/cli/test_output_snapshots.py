@@ -12,7 +12,7 @@ from tests.unit.cli.recovery_fixture import store_running_recovery
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
-SOURCES 30 current ●
+SOURCES 30 current ●  nodes and jobs counted 0s ago
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait

@@ -47,6 +47,20 @@ def test_policy_for_an_older_version_is_a_conflict(policy_cli: CliFixture) -> No
     assert policy_cli.run(*words).exit_code == 5
 
 
+@pytest.mark.parametrize(
+    ("words", "since"),
+    [
+        ((), "2026-10-27T10:15:02Z"),
+        (("--since", "12h"), "2026-11-02T22:15:02Z"),
+        (("--since", "2026-11-01T00:00:00Z"), "2026-11-01T00:00:00Z"),
+    ],
+)
+def test_policy_replay_accepts_duration_as_start(policy_cli: CliFixture, words: tuple[str, ...], since: str) -> None:
+    assert policy_cli.run("policy", "test", "ours.json", *words).exit_code == 0
+
+    assert json.loads(policy_cli.bodies[-1])["since"] == since
+
+
 def test_policy_history_shows_every_change(cli: CliFixture) -> None:
     for number in (1, 2, 3):
         body = {"changes": {"repair": {"maxAttempts": number}}, "reason": f"Reason {number}."}

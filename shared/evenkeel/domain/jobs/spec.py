@@ -137,7 +137,8 @@ class JobSpec(Value):
     volumes: Annotated[
         tuple[Volume, ...], Submitted(option="--volume", max_items=MAX_VOLUMES, unit="volumes", max_length=253)
     ] = ()
-    """PersistentVolumeClaims to mount, read-only unless `readOnly` is false. The team must allow each claim."""
+    """PersistentVolumeClaims to mount, read-only by default. `readOnly: false`, or `:rw` in `--volume`, lets the pods
+    write. The team must allow each claim."""
     scratch: Annotated[
         tuple[ScratchFolder, ...],
         Submitted(option="--scratch", max_items=MAX_SCRATCH_FOLDERS, unit="folders", max_length=253),
