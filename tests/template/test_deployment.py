@@ -338,6 +338,23 @@ def test_runbooks_match_alarms_and_log_lines() -> None:
     )
 
 
+def log_filters() -> list[tuple[str, str]]:
+    """Return the page and each word that a runbook searches for in the logs of a function."""
+    return [
+        (path.stem, word)
+        for path in sorted(RUNBOOKS.glob("*.md"))
+        for pattern in re.findall(r"/aws/lambda/.*--filter-pattern (.+)$", path.read_text("utf-8"), re.MULTILINE)
+        for word in re.findall(r"\w+", pattern.partition(" --")[0])
+    ]
+
+
+def test_runbooks_search_logs_for_words_that_evenkeel_writes() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "shared" / "evenkeel").rglob("*.py"))
+    unknown = [name for name in log_filters() if not re.search(rf'"{name[1]}"|class {name[1]}\(', code)]
+    assert unknown == [], "search for a message, a level, a code or the class of an error"
+    assert ("writes-rejected", "WriteRefused") in log_filters()
+
+
 @pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("[a-z]*.md")), ids=lambda path: path.stem)
 def test_runbook_has_the_sections_for_a_person_on_call(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -150,17 +150,27 @@ def _other_reasons(reasons: list[str]) -> list[str]:
 
 
 def _print_sources(out: Printer, status: Json, *, is_wide: bool) -> None:
-    """Print how many sources of facts are current, and the age of the counts; the wide form lists each source."""
+    """Print how many sources of facts are current, and the age of the counts. The wide form lists all ages."""
     counts = status["sources"]
     if not status["isRunning"]:
         return
     texts = [f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts.get(state)]
     if status["counts"] and not status["counts"]["isStale"]:
-        as_of, counted_at = (datetime.fromisoformat(text) for text in (status["asOf"], status["counts"]["at"]))
-        texts.append(f"nodes and jobs counted {duration((as_of - counted_at).total_seconds())} ago")
+        texts.append(f"nodes and jobs counted {_age_when_read(status, status['counts']['at'])} ago")
     out.line(f"{out.bold('SOURCES')} {'  '.join(texts)}")
-    for source in status["sourceAges"] if is_wide else ():
+    if not is_wide:
+        return
+    for source in status["sourceAges"]:
         out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
+    for beat in status["heartbeats"]:
+        sign = "failed" if beat["isSilent"] else "ok" if beat["at"] else "warn"
+        ended = f"ended {_age_when_read(status, beat['at'])} ago" if beat["at"] else "has not ended yet"
+        out.line("        " + out.with_glyph(sign, f"The last run of {beat['function']} {ended}."))
+
+
+def _age_when_read(status: Json, at: str) -> str:
+    """Return how old a time was when the status was read."""
+    return duration((datetime.fromisoformat(status["asOf"]) - datetime.fromisoformat(at)).total_seconds())
 
 
 def _print_nodes(out: Printer, nodes: Json) -> None:

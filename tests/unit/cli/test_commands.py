@@ -20,7 +20,7 @@ from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
 from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Put, Row
+from evenkeel.ports import Delete, Put, Row
 from evenkeel.runtime.api import PROBLEMS
 from evenkeel.services.tables import fleet_rows, job_rows
 from evenkeel_cli.commands.automation import parse_duration
@@ -1340,6 +1340,18 @@ def test_wide_status_lists_every_source(cli: CliFixture) -> None:
 
     assert "Cluster research-eks answered (last answer 0 s ago)." in output
     assert "Sweep step rentals answered" in output
+
+
+def test_wide_status_shows_age_of_each_last_run(cli: CliFixture) -> None:
+    cli.gateway.fakes.ledger.commit(Delete(fleet_rows.heartbeat_key("watch_cluster"), 1))
+    cli.gateway.fakes.clock.advance(95)
+
+    output = cli.run("status", "-o", "wide", terminal=True).out
+
+    assert "● The last run of sweep_fleet ended 1m35s ago." in output
+    assert "▲ The last run of watch_cluster has not ended yet." in output
+    cli.gateway.fakes.clock.advance(900)
+    assert "✖ The last run of sweep_fleet ended" in cli.run("status", "-o", "wide", terminal=True).out
 
 
 def test_cordon_shows_its_author_and_reason(cli: CliFixture) -> None:
