@@ -30,7 +30,7 @@ from evenkeel.services.recovery import (
 )
 from evenkeel.services.storage import guardrail_registers
 from evenkeel.services.storage.guardrail_registers import RegisterName
-from evenkeel.services.tables import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
@@ -475,6 +475,27 @@ def test_faults_in_one_zone_stop_repairs_and_alert_once() -> None:
     block = stored_incident(recovery, faulty[0]).block
     assert block
     assert block.guardrail == GuardrailName.SHARED_CAUSE
+
+
+def test_incident_unblocked_during_check_counts_for_shared_cause() -> None:
+    recovery = recovery_of_fleet(policy=guardrail_policy(shared_cause_count=3))
+    first, _, third = (recover_until_repair(recovery, number) for number in (1, 2, 3))
+    assert run_repair(recovery, first).outcome == "BLOCKED"
+    ledger = recovery.world.ledger
+    by_state = ledger.by_state
+
+    def end_block_after_read(table: Table, state: str, **how: Any) -> Any:
+        page = by_state(table, state, **how)
+        if state == f"INC#{IncidentState.RECOVERING}":
+            row = ledger.get(incident_rows.incident_key(first))
+            assert row
+            unblocked = rows.decode(row, Incident).without_block().replace(state=IncidentState.RECOVERING)
+            ledger.commit(Put(incident_rows.incident_row(unblocked, row.version)))
+        return page
+
+    ledger.by_state = end_block_after_read  # type: ignore[method-assign]
+
+    assert run_repair(recovery, third).outcome == "BLOCKED"
 
 
 def test_shared_cause_alerts_once_while_active_and_again_later() -> None:

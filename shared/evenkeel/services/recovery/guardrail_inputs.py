@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
 
+from evenkeel.domain.health import incidents
 from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.nodes import FleetNode, NodeLife, is_lost
@@ -30,16 +31,14 @@ from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.tables import fleet_rows, rows
 
 _FAULT_STATES = (
-    IncidentState.OPEN,
-    IncidentState.RECOVERING,
-    IncidentState.BLOCKED,
+    *incidents.OPEN_LIST_ORDER,
     IncidentState.RECOVERED,
     IncidentState.WAITING_FOR_PERSON,
     IncidentState.JOB_NOT_RESUMED,
     IncidentState.FAILED,
 )
 """States of incidents that may share a cause. Incidents in mode `observe` and incidents of other owners do not
-count."""
+count. An incident that changes its state during the reads may be read twice; its node counts once."""
 
 
 class GuardrailState(NamedTuple):
