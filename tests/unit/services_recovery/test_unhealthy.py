@@ -349,6 +349,26 @@ def test_uncordon_by_a_person_ends_the_unhealthy_state() -> None:
     assert unhealthy_row(recovery) is None
 
 
+def test_uncordon_ends_unhealthy_state_despite_concurrent_write() -> None:
+    recovery = declined_recovery()
+    sweep(recovery)
+    ledger, key = recovery.world.ledger, incident_rows.unhealthy_key(recovery.incident.life)
+    commit = ledger.commit
+    stored_rows = [ledger.rows[key]]
+
+    def write_first(*writes: Any, client_token: str = "") -> None:
+        if stored_rows and any(isinstance(write, Put) and write.row.key == key for write in writes):
+            commit(Put(stored_rows.pop()))
+        commit(*writes, client_token=client_token)
+
+    ledger.commit = write_first  # type: ignore[method-assign]
+
+    uncordon(recovery)
+
+    assert stored_rows == []
+    assert unhealthy_row(recovery) is None
+
+
 # ---------------------------------------------------------------- what a plan that asks says
 
 

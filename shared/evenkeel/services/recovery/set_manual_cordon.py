@@ -231,19 +231,25 @@ def _cordoned_outside(node: FleetNode) -> CordonedOutsideEvenkeel:
 
 
 def _record_trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
-    """Record that a person declares a node healthy, although an incident or a fault mark says that it is not."""
-    row = context.ledger.get(incident_rows.unhealthy_key(node.life))
-    if row is None and not node.marks and not incident_id:
-        return
-    reason = f"{by} reports that the node is healthy."
-    unhealthy_node = (
-        rows.decode(row, UnhealthyNode)
-        if row
-        else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
-    )
-    with contextlib.suppress(Conflict):  # another writer stored newer facts: an incident of the node opened or ended
+    """Record that a person declares a node healthy, although an incident or a fault mark says that it is not.
+
+    An incident that ends at this moment may record that it leaves the node unhealthy. The person's answer counts.
+    """
+
+    def commit_once() -> None:
+        row = context.ledger.get(incident_rows.unhealthy_key(node.life))
+        if row is None and not node.marks and not incident_id:
+            return
+        reason = f"{by} reports that the node is healthy."
+        unhealthy_node = (
+            rows.decode(row, UnhealthyNode)
+            if row
+            else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
+        )
         trusted_node = unhealthy_node.replace(trusted_by=by, trusted_at=context.now)
         context.ledger.commit(Put(incident_rows.unhealthy_row(trusted_node, row.version if row else 0)))
+
+    until_committed(commit_once, f"the record of {node.life.key} as unhealthy changed on every try")
 
 
 def _find_node(instance_id: str, context: Context) -> FleetNode:
