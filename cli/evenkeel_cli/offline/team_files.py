@@ -13,6 +13,7 @@ from evenkeel.domain.queue_simulation.short_form import ShortQuotas
 from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup, setup_of_quotas
 from evenkeel_cli.offline import quota_files
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 OF_QUOTA_FILES = ("cohorts", "flavors", "priorityClasses", "fairSharing")
@@ -51,6 +52,7 @@ def read_team_files(files: list[Path]) -> DesiredState:
                 else [file_content]
             ):
                 _add_document(document, str(file), desired_state, quota_documents)
+    names = ", ".join(map(str, files))
     if quota_documents.queues or quota_documents.cohorts or quota_documents.priorities:
         converted_quotas = convert(quota_documents, Format.EVENKEEL)
         desired_state.losses = converted_quotas.losses
@@ -61,8 +63,14 @@ def read_team_files(files: list[Path]) -> DesiredState:
         desired_state.fleet = {
             name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted_quotas.documents[0])
         }
-    _check_desired_state(desired_state, ", ".join(map(str, files)))
+    if desired_state == DesiredState(losses=desired_state.losses):
+        text = f"{names}: no document declares a team, a queue, a cohort or a priority class."
+        raise CommandFailed(Exit.USAGE, text, code="NOTHING_DECLARED", hint=_FORMS)
+    _check_desired_state(desired_state, names)
     return desired_state
+
+
+_FORMS = "docs/operate/teams.md shows what a file may declare."
 
 
 def _check_desired_state(desired_state: DesiredState, files: str) -> None:
@@ -88,20 +96,34 @@ def _declares(name: str, document: Json) -> bool:
 
 def _add_document(document: Any, file: str, desired_state: DesiredState, quota_documents: QuotaDocuments) -> None:
     try:
-        if isinstance(document, dict) and isinstance(document.get("team"), dict):
+        if isinstance(document, dict) and "team" in document:
             team = read_document(Team, document["team"], f"{file}: team")
-            desired_state.teams[team.name] = team.to_json()
+            _add_team(team, file, desired_state)
             _note_version(document, team.name, desired_state)
-        elif isinstance(document, dict) and isinstance(document.get("quotas"), dict):
-            desired_state.quotas = read_document(FleetQuotas, document["quotas"], f"{file}: quotas").to_json()
+        elif isinstance(document, dict) and "quotas" in document:
+            quotas = read_document(FleetQuotas, document["quotas"], f"{file}: quotas")
+            _set_quotas(quotas, file, desired_state)
             _note_version(document, "", desired_state)
         elif isinstance(document, dict) and {"name", "queue"} <= document.keys() and "kind" not in document:
-            team = read_document(Team, document, file)
-            desired_state.teams[team.name] = team.to_json()
+            _add_team(read_document(Team, document, file), file, desired_state)
         else:
             quota_documents.add(document, file)
     except DocumentError as error:
-        raise quota_files.as_command_failed(error) from error
+        failure = quota_files.as_command_failed(error)
+        failure.hint = _FORMS
+        raise failure from error
+
+
+def _set_quotas(quotas: FleetQuotas, file: str, desired_state: DesiredState) -> None:
+    if desired_state.quotas is not None:
+        raise DocumentError(file, "quotas", "are declared twice")
+    desired_state.quotas = quotas.to_json()
+
+
+def _add_team(team: Team, file: str, desired_state: DesiredState) -> None:
+    if team.name in desired_state.teams:
+        raise DocumentError(file, f"team {team.name}", "is declared twice")
+    desired_state.teams[team.name] = team.to_json()
 
 
 def _note_version(document: Json, name: str, desired_state: DesiredState) -> None:

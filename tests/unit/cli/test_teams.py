@@ -124,6 +124,27 @@ def test_invalid_team_file_exits_2(cli: CliFixture, text: str) -> None:
     assert result.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no document declares a team"),
+        ("[]", "no document declares a team"),
+        ("team: {name: nlp}\n---\nteam: {name: nlp}", "team nlp: is declared twice"),
+        ("name: nlp\nqueue: {}\n---\nteam: {name: nlp}", "team nlp: is declared twice"),
+        ("quotas: {}\n---\nquotas: {}", "quotas: are declared twice"),
+        ("team: 3", "team: must be an object, not 3"),
+        ("quotas: []", "quotas: must be an object, not a list"),
+        ("teams: [nlp]", "is neither a Kueue manifest"),
+    ],
+)
+def test_refused_team_file_names_problem_and_page(cli: CliFixture, text: str, problem: str) -> None:
+    result = cli.run("teams", "apply", "-f", write_file(cli, text), "--reason", "x")
+
+    assert (result.exit_code, result.out) == (2, "")
+    assert f"teams.yaml: {problem}" in result.err
+    assert "docs/operate/teams.md" in result.err
+
+
 def test_team_is_removed_with_reason(cli: CliFixture) -> None:
     apply_files(cli, write_file(cli, QUOTAS, "quotas.yaml"))
     result = cli.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
