@@ -159,6 +159,7 @@ def measure_start(function: str, adapters: Iterable[str], clients: Iterable[str]
     file = PROJECT / "functions" / function / "handler.py"
     words = [sys.executable, "-c", _IMPORT, str(file), ",".join(adapters), ",".join(clients)]
     environment = {"PYTHONPATH": str(_layer()), "AWS_DEFAULT_REGION": "us-west-2", "PATH": ""}
+    environment["AWS_LAMBDA_FUNCTION_NAME"] = function
     environment["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # as in template.yaml
     # Lambda sets credentials. Without them, the SDK would look for a metadata service.
     environment |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}

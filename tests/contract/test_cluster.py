@@ -13,6 +13,7 @@ from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation,
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.kept_logs import shortened_with_times
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import (
@@ -24,7 +25,6 @@ from evenkeel.ports import (
     NotFound,
     PodGroup,
     Refused,
-    RepairAnswer,
     UncordonResult,
 )
 from tests.contract.clusters_under_test import (

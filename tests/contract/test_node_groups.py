@@ -10,7 +10,8 @@ from botocore.stub import Stubber
 
 from evenkeel.adapters.autoscaling import AutoScalingNodeGroups
 from evenkeel.domain.recovery.node_groups import IN_SERVICE, NodeGroup
-from evenkeel.ports import NodeGroups, NotAllowed, NotFound, Refused, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import NodeGroups, NotAllowed, NotFound, Refused
 from tests.fakes.node_groups import InMemoryNodeGroups
 
 NODE = "i-0123456789abcdef0"

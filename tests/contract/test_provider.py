@@ -9,8 +9,9 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutErr
 
 from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
-from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
+from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttled, Unreachable
 from tests.contract.clusters_under_test import (
     CLUSTER,
     PLAN_DAYS,

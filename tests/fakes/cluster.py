@@ -11,6 +11,7 @@ from evenkeel.domain.external.kueue_status import KueueCondition, KueueStatus
 from evenkeel.domain.external.unmanaged_workloads import LabelledOwner, ManagedKind, UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
@@ -27,7 +28,6 @@ from evenkeel.ports import (
     PodGroup,
     PodsInUse,
     Refused,
-    RepairAnswer,
     UncordonResult,
     Unreachable,
 )

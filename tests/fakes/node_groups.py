@@ -2,7 +2,8 @@
 
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.recovery.node_groups import IN_SERVICE, GroupMember, NodeGroup
-from evenkeel.ports import Refused, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import Refused
 
 
 class InMemoryNodeGroups:

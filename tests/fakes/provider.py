@@ -7,8 +7,9 @@ from typing import Any
 
 from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
-from evenkeel.ports import RepairAnswer, Unreachable
+from evenkeel.ports import Unreachable
 from tests.fakes.cluster import TAINT_TEXT, FakeCluster, a_node, instance_id
 from tests.fakes.system import A_MOMENT, FixedClock
 

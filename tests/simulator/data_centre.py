@@ -10,8 +10,9 @@ from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, PodPhase
 from evenkeel.domain.jobs.attempt_end import PEER_LOST_EXIT
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
+from evenkeel.ports import LaunchResult, LaunchSpec
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, FakeWorkload, a_node
 from tests.fakes.provider import REBOOT, REPLACE, FakeProvider, a_provider_node

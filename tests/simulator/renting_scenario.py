@@ -20,9 +20,10 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.resources import Resources, sum_by_node
-from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
+from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim
 from evenkeel.services.tables import quota_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster

@@ -6,7 +6,8 @@ from typing import Any
 from evenkeel.adapters import aws
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.recovery.node_groups import IN_SERVICE, GroupMember, NodeGroup
-from evenkeel.ports import EvenkeelError, Refused, RepairAnswer, Throttled, Unreachable
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import EvenkeelError, Refused, Throttled, Unreachable
 
 _CLUSTER_TAG, _NODEGROUP_TAG = "eks:cluster-name", "eks:nodegroup-name"
 """Tags that EKS writes on the group of a managed node group."""

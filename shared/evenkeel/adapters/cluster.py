@@ -37,6 +37,7 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
@@ -56,7 +57,6 @@ from evenkeel.ports import (
     PodGroup,
     PodsInUse,
     Refused,
-    RepairAnswer,
     Throttled,
     TransientError,
     UncordonResult,

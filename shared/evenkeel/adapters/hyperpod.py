@@ -11,7 +11,8 @@ from evenkeel.adapters import aws
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import INSTANCE_ID, ProviderCluster, ProviderNode
-from evenkeel.ports import EvenkeelError, NotFound, Refused, RepairAnswer, Unreachable
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
 
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}", re.ASCII)
 _GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")

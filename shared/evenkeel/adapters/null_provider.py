@@ -4,7 +4,8 @@ from datetime import datetime
 
 from evenkeel.domain.capacity.training_plans import TrainingPlan
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
-from evenkeel.ports import NotFound, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import NotFound
 
 
 class NullProvider:

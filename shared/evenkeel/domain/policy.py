@@ -118,12 +118,14 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _knows_its_faults(self) -> Self:
+        named_classes = [rule.fault_class for rule in self.modes if rule.fault_class]
+        if not self.faults and not named_classes:
+            return self  # a cold start need not read the whole catalogue
         try:
-            default_catalogue().with_overrides(self.faults)
+            catalogue = default_catalogue().with_overrides(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
-        named_classes = [rule.fault_class for rule in self.modes if rule.fault_class]
-        fault_classes = {fault.fault_class for fault in self.catalogue.values()} if named_classes else set()
+        fault_classes = {fault.fault_class for fault in catalogue.values()}
         for fault_class in named_classes:
             if fault_class not in fault_classes:
                 raise ValueError(

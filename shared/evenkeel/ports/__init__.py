@@ -3,7 +3,6 @@
 The error tree is in `evenkeel.ports.errors`. Adapters implement the ports; `tests/fakes` has in-memory versions.
 """
 
-from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.ports.admission_checks import BurstChecks
 from evenkeel.ports.capacity_reservations import CapacityReservations
 from evenkeel.ports.checkpoints import CheckpointStore, StoredShard
@@ -138,7 +137,6 @@ __all__ = [
     "RawEvents",
     "Refused",
     "RentedCapacity",
-    "RepairAnswer",
     "Row",
     "RowChange",
     "StaleVersion",

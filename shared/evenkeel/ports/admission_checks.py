@@ -1,9 +1,13 @@
 """Kueue's admission checks in a Kubernetes cluster."""
 
-from datetime import datetime
-from typing import NamedTuple, Protocol
+from __future__ import annotations
 
-from evenkeel.domain.external.burst_check_protocol import BurstCheckAnswer, CheckedWorkload
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from evenkeel.domain.external.burst_check_protocol import BurstCheckAnswer, CheckedWorkload
 
 
 class BurstChecks(NamedTuple):

@@ -1,8 +1,11 @@
 """Capacity reservations of EC2."""
 
-from typing import Protocol
+from __future__ import annotations
 
-from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from evenkeel.domain.capacity.capacity_blocks import CapacityReservation
 
 
 class CapacityReservations(Protocol):

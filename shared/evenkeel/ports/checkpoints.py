@@ -1,9 +1,13 @@
 """The store of checkpoints, as Evenkeel's functions read it."""
 
-from collections.abc import Collection, Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)

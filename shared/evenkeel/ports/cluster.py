@@ -1,24 +1,29 @@
 """The Kubernetes clusters of the fleet: nodes, cordons, Jobs, pods, logs and watches."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from evenkeel.domain.capacity import efa
-from evenkeel.domain.capacity.efa import EfaRequest
-from evenkeel.domain.checkpoints import Distrust
-from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
-from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.recovery.repair_requests import RepairAnswer
-from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.resources import Resources
 from evenkeel.ports.admission_checks import AdmissionChecks
-from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.rented_capacity import RentedCapacity
 from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping
+
+    from evenkeel.domain.capacity.efa import EfaRequest
+    from evenkeel.domain.checkpoints import Distrust
+    from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+    from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
+    from evenkeel.domain.jobs.spec import JobSpec
+    from evenkeel.domain.nodes import KubernetesNode
+    from evenkeel.domain.recovery.repair_requests import RepairAnswer
+    from evenkeel.domain.recovery.validation import CheckResult
+    from evenkeel.domain.resources import Resources
+    from evenkeel.ports.permissions import KubernetesPermission
 
 
 class PodGroup(StrEnum):

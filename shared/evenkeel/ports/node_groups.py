@@ -1,9 +1,12 @@
 """EC2 Auto Scaling groups of nodes, with and without an EKS managed node group."""
 
-from typing import Protocol
+from __future__ import annotations
 
-from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
-from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
+    from evenkeel.domain.recovery.repair_requests import RepairAnswer
 
 
 class NodeGroups(Protocol):

@@ -1,11 +1,15 @@
 """HyperPod's control plane: its nodes, and requests to repair them."""
 
-from datetime import datetime
-from typing import Protocol
+from __future__ import annotations
 
-from evenkeel.domain.capacity.training_plans import TrainingPlan
-from evenkeel.domain.nodes import ProviderCluster, ProviderNode
-from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from evenkeel.domain.capacity.training_plans import TrainingPlan
+    from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+    from evenkeel.domain.recovery.repair_requests import RepairAnswer
 
 
 class Provider(Protocol):

@@ -1,10 +1,13 @@
 """Jobs that users submit to a Kubernetes cluster without Evenkeel."""
 
-from typing import Protocol
+from __future__ import annotations
 
-from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedRestart
-from evenkeel.ports.permissions import KubernetesPermission
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from evenkeel.domain.jobs.workload_kind import WorkloadKind
+    from evenkeel.domain.recovery.unmanaged_restarts import UnmanagedJob, UnmanagedRestart
+    from evenkeel.ports.permissions import KubernetesPermission
 
 
 class UnmanagedJobs(Protocol):

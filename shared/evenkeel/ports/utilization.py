@@ -1,12 +1,16 @@
 """The measured utilization of nodes."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import NamedTuple, Protocol
+from __future__ import annotations
 
-from evenkeel.domain.capacity.utilization import Measure, Sample
-from evenkeel.domain.nodes import FleetNode
-from evenkeel.ports.errors import EvenkeelError
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from evenkeel.domain.capacity.utilization import Measure, Sample
+    from evenkeel.domain.nodes import FleetNode
+    from evenkeel.ports.errors import EvenkeelError
 
 
 class Measurements(NamedTuple):

@@ -1,9 +1,13 @@
 """Workflows of Step Functions, their waits, and requests for scheduling cycles."""
 
-from collections.abc import Mapping
-from datetime import datetime
+from __future__ import annotations
+
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
 
 
 class ExecutionState(StrEnum):

@@ -254,6 +254,7 @@ def collect_less_garbage() -> None:
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 2, 20)
+    gc.enable()
 
 
 def context() -> Context:

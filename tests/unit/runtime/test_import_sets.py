@@ -23,6 +23,8 @@ LARGE = (
     "evenkeel.services.scheduling",
 )
 """Packages that only scheduling needs, apart from the policy section."""
+JOBS = ("evenkeel.domain.checkpoints", "evenkeel.domain.jobs.attempt", "evenkeel.domain.outbound")
+"""Packages for running jobs, for their checkpoints, and for messages to other programs: a cordon needs none of them."""
 SECTIONS = {
     "evenkeel.domain.admission",
     "evenkeel.domain.admission.authority",
@@ -90,6 +92,15 @@ def test_function_called_before_a_cordon_loads_no_scheduling_code(
     assert {module for module in modules if module.startswith(LARGE)} - SECTIONS == set()
 
 
+@pytest.mark.parametrize("name", ON_THE_WAY_TO_A_CORDON)
+def test_function_called_before_a_cordon_loads_no_attempts_or_checkpoints(
+    imports: dict[str, tuple[set[str], int]], name: str
+) -> None:
+    modules, _ = imports[name]
+
+    assert {module for module in modules if module.startswith(JOBS)} == set()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_does_not_load_files_of_the_plan_command(imports: dict[str, tuple[set[str], int]], name: str) -> None:
     modules, _ = imports[name]
@@ -110,3 +121,20 @@ def test_function_builds_only_the_models_of_the_policy(imports: dict[str, tuple[
     _, built = imports[name]
 
     assert built < 40
+
+
+def test_function_collects_no_garbage_until_its_first_call() -> None:
+    program = """
+import gc
+from evenkeel.runtime import wiring
+enabled = [gc.isenabled()]
+wiring.collect_less_garbage()
+print(enabled + [gc.isenabled()])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared"), "AWS_LAMBDA_FUNCTION_NAME": "receive_event"}
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert process.stdout == "[False, True]\n"

@@ -14,7 +14,8 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.null_provider import NullProvider
 from evenkeel.adapters.system import ALPHABET, RandomIds
 from evenkeel.domain.policy import Policy
-from evenkeel.ports import NotFound, RepairAnswer
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
+from evenkeel.ports import NotFound
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import BadSetting, Settings
 from evenkeel.runtime.wiring import Ports, load_policy

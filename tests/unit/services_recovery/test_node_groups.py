@@ -10,9 +10,9 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_groups import GroupMember, NodeGroup
-from evenkeel.domain.recovery.repair_requests import RepairRequest
+from evenkeel.domain.recovery.repair_requests import RepairAnswer, RepairRequest
 from evenkeel.domain.resources import Resources
-from evenkeel.ports import Put, RepairAnswer, Unreachable
+from evenkeel.ports import Put, Unreachable
 from evenkeel.services.recovery import plan_recovery, repair_node
 from evenkeel.services.tables import fleet_rows
 from tests.crash_points import crash_mark

@@ -15,10 +15,11 @@ from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Put, RepairAnswer, Table
+from evenkeel.ports import Put, Table
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume

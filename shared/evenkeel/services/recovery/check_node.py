@@ -10,9 +10,10 @@ The order of the writes, and the effect of a crash:
 from evenkeel.domain.health.incidents import Incident, NodeCheck
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode
 from evenkeel.domain.recovery.recovery_waits import why_reboot_is_too_weak
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
 from evenkeel.domain.values import Value
-from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
+from evenkeel.ports import CheckSpec, Ledger, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery.slot_reader import SlotReader

@@ -16,7 +16,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import ClusterCordonResult, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
-from evenkeel.services.recovery import guardrail_inputs, record_block
+from evenkeel.services.recovery import guardrail_inputs
 from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
@@ -105,6 +105,8 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
     # A node that is gone needs no entry. If this incident waited for an entry, the node's replacement could not
     # use the node slot.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
+        from evenkeel.services.recovery import record_block  # late: few cordons are blocked, and it loads much
+
         record_block.set_block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
     result = _set_cordon(incident, context) if verdict.is_allowed else ClusterCordonResult.GONE
