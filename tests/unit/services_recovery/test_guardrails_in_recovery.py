@@ -15,6 +15,7 @@ from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import GuardrailName, RegisterEntry
 from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
+from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Conflict, Invalid, Ledger, Put, Row, Table, Write
@@ -952,3 +953,15 @@ def test_failed_run_leaves_the_guardrail_queue() -> None:
     recovery.open_wait(K.RELEASED)
 
     assert recovery.evaluate_waits_once() == ["RELEASED"]
+
+
+def test_refused_repair_request_does_not_count_for_repair_rate() -> None:
+    recovery = recovery_of_fleet()
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
+    recovery.world.provider.scripted.extend([RepairAnswer.NOT_NOW] * 3)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+
+    repairs, _ = guardrail_registers.load_register(RegisterName.REPAIRS, recovery.context())
+    assert len(recovery.world.provider.asked) == 4
+    assert len(repairs.requested_at) == 1

@@ -91,6 +91,13 @@ class Register(Value):
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
         return self.replace(entries=(*other_entries, entry), requested_at=requested_at)
 
+    def without_request(self, requested_at: datetime) -> "Register":
+        """Return the register without one repair request of this time. The node stays in the register."""
+        times = list(self.requested_at)
+        if requested_at in times:
+            times.remove(requested_at)
+        return self.replace(requested_at=tuple(times))
+
     def merged_with(self, other_register: "Register") -> "Register":
         """Return the union of both registers."""
         return Register(

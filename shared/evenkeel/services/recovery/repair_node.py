@@ -204,7 +204,7 @@ def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     if decision.awaited_owner:
         _record_request(step, _wait_entry(step.facts, decision), None, context.ledger)
     if decision.action is Repair.AWAIT:
-        _confirm_unanswered_call(incident, step.facts, context.ledger)
+        _confirm_unanswered_call(incident, step.facts, context)
     if decision.action in _TIMELINE_KINDS:
         _record_reason(incident, decision, step.decision_record, context)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
@@ -409,9 +409,9 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
     except Unreachable:
         answer = RepairAnswer.UNKNOWN
     except PermanentError:
-        _record_answer(incident, request, RepairAnswer.FAILED, context.ledger)
+        _record_answer(incident, request, RepairAnswer.FAILED, context)
         raise
-    _record_answer(incident, request, answer, context.ledger)
+    _record_answer(incident, request, answer, context)
     context.telemetry.count("RepairsRequested", rung=request.rung, answer=answer)
     context.telemetry.info(
         "RepairRequested", rung=request.rung, answer=answer, decisionId=step.decision_record.decision_id
@@ -490,8 +490,13 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     incident_store.update_incident_once(ledger, incident.incident_id, change)
 
 
-def _record_answer(incident: Incident, answered_request: RepairRequest, answer: str, ledger: Ledger) -> None:
-    """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
+def _record_answer(incident: Incident, answered_request: RepairRequest, answer: str, context: Context) -> None:
+    """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply.
+
+    A request that the provider refused for now does not count for the fleet's rate of repairs. Otherwise the repeated
+    requests of a few nodes would block all other repairs.
+    """
+    ledger = context.ledger
 
     def commit_once() -> None:
         row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
@@ -504,15 +509,19 @@ def _record_answer(incident: Incident, answered_request: RepairRequest, answer: 
             else request
             for request in lease.requests
         )
-        ledger.commit(
+        writes: list[Write] = [
             Put(fleet_rows.lease_row(lease.replace(requests=requests), row.version, is_drill=incident.is_drill))
-        )
+        ]
+        if answer == RepairAnswer.NOT_NOW:
+            requested_at = answered_request.requested_at
+            writes += guardrail_registers.refusal_writes(requested_at, context, is_drill=incident.is_drill)
+        ledger.commit(*writes)
 
     message = f"the repair lease of {incident.slot} changed on every try"
     until_committed(commit_once, message, tries=incident_store.MAX_TRIES)
 
 
-def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
+def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, context: Context) -> None:
     """Treat a call without a reply as accepted, once evidence shows that it took effect."""
     last_request = facts.requests[-1] if facts.requests else None
     is_unanswered = (
@@ -521,7 +530,7 @@ def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, ledger: Led
         and last_request.answer in ("", RepairAnswer.UNKNOWN)
     )
     if last_request and is_unanswered and evidence_of_effect(last_request, facts.slot_state, facts.progress):
-        _record_answer(incident, last_request, RepairAnswer.ACCEPTED, ledger)
+        _record_answer(incident, last_request, RepairAnswer.ACCEPTED, context)
 
 
 def _record_reason(incident: Incident, decision: RepairDecision, decision_record: Decision, context: Context) -> None:

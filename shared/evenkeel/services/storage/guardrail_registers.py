@@ -62,6 +62,18 @@ def removal_writes(name: RegisterName, context: Context, *lives: str, is_drill: 
     return (Put(Row(_register_key(name, is_drill=is_drill), register.without_nodes(*lives).to_json(), version)),)
 
 
+def refusal_writes(requested_at: datetime, context: Context, *, is_drill: bool = False) -> tuple[Put, ...]:
+    """Return the write after which a refused repair request no longer counts for the rate limit, if it counts.
+
+    The caller commits it together with the refusal, so one refusal removes one request.
+    """
+    register, version = load_register(RegisterName.REPAIRS, context, is_drill=is_drill)
+    remaining = register.without_request(requested_at)
+    if remaining == register:
+        return ()
+    return (Put(Row(_register_key(RegisterName.REPAIRS, is_drill=is_drill), remaining.to_json(), version)),)
+
+
 def remove_outdated_entries(
     name: RegisterName, is_over: Callable[[RegisterEntry], bool], context: Context, *, is_drill: bool = False
 ) -> int:
