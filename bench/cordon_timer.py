@@ -20,6 +20,8 @@ TEMPLATE: Final = Path(__file__).parent / "yardsticks" / "template.yaml"
 CORDON_SECONDS: Final = 30.0
 RESTORED_SECONDS: Final = 60.0
 EXECUTION_SECONDS: Final = 60.0
+CLIENTS: Final = "CLIENTS"
+"""Variable of the yardsticks' functions, see `yardsticks/functions/libraries.py`."""
 _POLL_SECONDS: Final = 0.05
 _CLOCK_GRAIN_SECONDS: Final = 0.002
 """The engine writes instants in whole milliseconds."""
@@ -160,11 +162,19 @@ class CordonTimer:
         marks = {mark: at - sample.sent_at for mark, at in _history_marks(history)}
         return replace(sample, execution=execution["name"], marks=marks)
 
-    def chill(self, functions: Iterable[str]) -> None:
-        """Make the next call of each function a cold start: the engine ends the workers of a changed function."""
+    def chill(self, functions: Iterable[str], clients: Mapping[str, str]) -> None:
+        """Make the next call of each function a cold start: the engine ends the workers of a changed function.
+
+        Args:
+            functions: The names of the functions.
+            clients: By function, the clients of the lane `libraries`; empty for all other lanes.
+        """
         for name in functions:
-            timeout = self._functions.get_function_configuration(FunctionName=name)["Timeout"]
-            self._functions.update_function_configuration(FunctionName=name, Timeout=timeout)
+            variables = self._functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
+            variables.pop(CLIENTS, None)
+            if name in clients:
+                variables[CLIENTS] = clients[name]
+            self._functions.update_function_configuration(FunctionName=name, Environment={"Variables": variables})
 
     def uncordon(self, node: BenchNode) -> None:
         self._admin.patch(f"/api/v1/nodes/{node.name}", {"spec": {"unschedulable": None}})

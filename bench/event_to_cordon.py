@@ -4,6 +4,9 @@
     empty      rule → queue → a function    → recover_node: the same, functions only answer     the PATCH is real
     bare       rule →         a function                                                        the PATCH is real
 
+With cold functions, there is one more lane, `libraries`: `empty`, whose functions also import the libraries of
+Evenkeel's functions and create their clients. It bounds what changes of Evenkeel's own code can reach.
+
 The lanes alternate on one engine with one fleet, so a disturbance of the machine affects all three. A round has one
 event per lane, in changing order. Before each event every node is schedulable and no recovery runs.
 """
@@ -28,19 +31,33 @@ from evenkeel_local.deployment import STACK_NAME
 EVENKEEL: Final = "evenkeel"
 EMPTY: Final = "empty"
 BARE: Final = "bare"
+LIBRARIES: Final = "libraries"
 LANES: Final = (EVENKEEL, EMPTY, BARE)
+COLD_LANES: Final = (*LANES, LIBRARIES)
 AIMED: Final = f"{EVENKEEL}/{EMPTY}"
 """The comparison with a target."""
 AIM: Final = 1.5
 """Highest ratio at the median."""
-SOURCES: Final = {EVENKEEL: "aws.sagemaker", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
+SOURCES: Final = {
+    EVENKEEL: "aws.sagemaker",
+    EMPTY: "evenkeel.bench.empty",
+    LIBRARIES: "evenkeel.bench.empty",
+    BARE: "evenkeel.bench.bare",
+}
 FUNCTIONS: Final = ("receive_event", "plan_recovery", "cordon_node")
 FUNCTIONS_OF_LANE: Final = {
     EVENKEEL: tuple(f"{STACK_NAME}-{function}" for function in FUNCTIONS),
     EMPTY: tuple(f"{YARDSTICKS}-{function}" for function in FUNCTIONS),
+    LIBRARIES: tuple(f"{YARDSTICKS}-{function}" for function in FUNCTIONS),
     BARE: (f"{YARDSTICKS}-cordon_at_once",),
 }
 """Names of the functions that each lane invokes."""
+CLIENTS: Final = {
+    f"{YARDSTICKS}-receive_event": "dynamodb s3",
+    f"{YARDSTICKS}-plan_recovery": "dynamodb sagemaker eks",
+    f"{YARDSTICKS}-cordon_node": "dynamodb",
+}
+"""The clients that Evenkeel's functions create and the functions of `empty` do not, by function."""
 NODES: Final = 4
 
 # A replacement takes minutes on AWS. It is not measured here: it only restores the node for the next event.
@@ -97,6 +114,7 @@ class LatencyReport:
         }
         if cold[EVENKEEL]:
             named[f"{AIMED}, cold"] = ratio(cold[EVENKEEL], cold[EMPTY])
+            named[f"{LIBRARIES}/{EMPTY}, cold"] = ratio(cold[LIBRARIES], cold[EMPTY])
         return named
 
     def ratios(self) -> dict[str, float]:
@@ -143,14 +161,17 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
     ):
         timer = CordonTimer(centre, watch)
         yardsticks = timer.deploy_yardsticks(say)
-        machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}
+        empty = yardsticks["RecoverNodeArn"]
+        machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: empty, LIBRARIES: empty}
 
         def measure(title: str, count: int, *, is_cold: bool = False) -> dict[str, list[Sample]]:
-            samples: dict[str, list[Sample]] = {lane: [] for lane in LANES}
+            lanes = COLD_LANES if is_cold else LANES
+            samples: dict[str, list[Sample]] = {lane: [] for lane in lanes}
             for number in range(count):
                 if number % 10 == 0:
                     say(f"{title}: round {number + 1} of {count}")
-                for lane in LANES[number % 3 :] + LANES[: number % 3]:
+                first = number % len(lanes)
+                for lane in lanes[first:] + lanes[:first]:
                     samples[lane].append(_time_event(timer, lane, machines.get(lane), is_cold=is_cold))
             return samples
 
@@ -166,7 +187,7 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
 def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
     node = timer.next_node()
     if is_cold:
-        timer.chill(FUNCTIONS_OF_LANE[lane])
+        timer.chill(FUNCTIONS_OF_LANE[lane], CLIENTS if lane == LIBRARIES else {})
     sample = timer.time_cordon(lane, SOURCES[lane], node)
     if machine is not None:
         sample = timer.with_execution(sample, machine)

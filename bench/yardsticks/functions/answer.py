@@ -4,6 +4,9 @@ import json
 import os
 from typing import Any
 
+import libraries  # type: ignore[import-not-found]  # a sibling in the folder of the functions
+
+libraries.load()
 ANSWER: dict[str, Any] = json.loads(os.environ["ANSWER"])
 
 

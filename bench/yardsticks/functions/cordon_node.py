@@ -4,8 +4,11 @@ import json
 import os
 from typing import Any
 
+import libraries  # type: ignore[import-not-found]  # a sibling in the folder of the functions
+
 from evenkeel.adapters.eks import EksConnections
 
+libraries.load()
 CONNECTIONS = EksConnections(os.environ["AWS_REGION"])
 
 
