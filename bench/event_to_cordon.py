@@ -36,7 +36,7 @@ LANES: Final = (EVENKEEL, EMPTY, BARE)
 COLD_LANES: Final = (*LANES, LIBRARIES)
 AIMED: Final = f"{EVENKEEL}/{EMPTY}"
 """The comparison with a target."""
-AIM: Final = 1.5
+AIM: Final = 1.2
 """Highest ratio at the median."""
 SOURCES: Final = {
     EVENKEEL: "aws.sagemaker",

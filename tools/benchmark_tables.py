@@ -73,10 +73,10 @@ def cordon_rows(name: str) -> Iterator[str]:
     ratios = load(name)["ratios"]
     yield from _table("ratio", "p50", "p99", "aim at the median")
     for lane, aim in {
-        "evenkeel/empty": "≤ 1.5",
-        "evenkeel/empty, without the pause": "none",
+        "evenkeel/empty": "≤ 1.2",
+        "evenkeel/empty, without the pause": "≤ 2.0",
         "evenkeel/bare": "none",
-        "evenkeel/empty, cold": "none",
+        "evenkeel/empty, cold": "≤ 1.4",
         "libraries/empty, cold": "none",
     }.items():
         if f"{lane}, p50" not in ratios:
