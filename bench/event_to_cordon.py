@@ -5,9 +5,9 @@
     bare       rule →         a function                                                        the PATCH is real
 
 With cold functions, there is one more lane, `libraries`: `empty`, whose functions also import the libraries of
-Evenkeel's functions and create their clients. It bounds what changes of Evenkeel's own code can reach.
+Evenkeel's functions and create their clients. Only fewer libraries or clients could make Evenkeel faster than that.
 
-The lanes alternate on one engine with one fleet, so a disturbance of the machine affects all three. A round has one
+The lanes alternate on one engine with one fleet, so a disturbance of the machine affects all alike. A round has one
 event per lane, in changing order. Before each event every node is schedulable and no recovery runs.
 """
 
@@ -52,7 +52,7 @@ FUNCTIONS_OF_LANE: Final = {
     BARE: (f"{YARDSTICKS}-cordon_at_once",),
 }
 """Names of the functions that each lane invokes."""
-CLIENTS: Final = {
+MORE_CLIENTS: Final = {
     f"{YARDSTICKS}-receive_event": "dynamodb s3",
     f"{YARDSTICKS}-plan_recovery": "dynamodb sagemaker eks",
     f"{YARDSTICKS}-cordon_node": "dynamodb",
@@ -187,7 +187,7 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
 def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
     node = timer.next_node()
     if is_cold:
-        timer.chill(FUNCTIONS_OF_LANE[lane], CLIENTS if lane == LIBRARIES else {})
+        timer.chill(FUNCTIONS_OF_LANE[lane], MORE_CLIENTS if lane == LIBRARIES else {})
     sample = timer.time_cordon(lane, SOURCES[lane], node)
     if machine is not None:
         sample = timer.with_execution(sample, machine)

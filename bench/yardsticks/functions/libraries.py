@@ -1,4 +1,7 @@
-"""The libraries of the product's functions, without its code. No change of the product can avoid their cost."""
+"""The libraries of the product's functions, without its code.
+
+Only with fewer libraries or clients could the product avoid this cost.
+"""
 
 import os
 
