@@ -17,9 +17,9 @@ class FakeTimelines:
     def __init__(self) -> None:
         self.entries: dict[str, list[dict[str, Any]]] = {"/jobs/1/timeline": [], "/incidents/1/timeline": []}
 
-    def record(self, path: str, seconds: float) -> None:
+    def record(self, path: str, seconds: float, kind: str = "node", text: str = "an entry") -> None:
         at = (FAULT + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
-        self.entries[path].append({"at": at, "kind": "node", "text": "an entry"})
+        self.entries[path].append({"at": at, "kind": kind, "text": text})
 
     def get(self, path: str) -> dict[str, Any]:
         return {"entries": self.entries[path]}
@@ -36,3 +36,24 @@ def test_late_entry_is_printed_in_order_of_time(capsys: pytest.CaptureFixture[st
     printer.print_new(*timelines.entries, until=FAULT + timedelta(minutes=1))
 
     assert re.findall(r"\+(\d+\.\d+)s", capsys.readouterr().out) == ["0.75", "2.00"]
+
+
+def test_only_final_receipt_is_printed_and_without_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """A receipt gets new figures when a later stage is recorded, long after its time."""
+    timelines = FakeTimelines()
+    printer = TimelinePrinter(DemoOutput(), timelines)  # type: ignore[arg-type]  # only `get` is used
+    printer.injected_at = FAULT
+
+    timelines.record("/jobs/1/timeline", 2.4, "receipt", "Attempt 1 lost 3 s.")
+    timelines.record("/incidents/1/timeline", 13.4)
+    printer.print_new(*timelines.entries, until=FAULT + timedelta(minutes=1))
+    timelines.entries["/jobs/1/timeline"].clear()
+    timelines.record("/jobs/1/timeline", 3.5, "receipt", "Attempt 1 lost 4 s.")
+    printer.print_new(*timelines.entries, until=FAULT + timedelta(minutes=1))
+    printer.print_receipts(*timelines.entries)
+
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in printed] == [
+        ["+13.40s", "node", "◆", "node", "an", "entry"],
+        ["●", "Attempt", "1", "lost", "4", "s."],
+    ]
