@@ -51,13 +51,15 @@ def recurrence_of(
 
 
 def decide(
-    fact: NodeFact, history: FaultHistory | None = None, affected: AffectedNode = AFFECTED, **records: Any
+    fact: NodeFact,
+    history: FaultHistory | None = None,
+    affected: AffectedNode = AFFECTED,
+    new_id: str = "inc-new",
+    **records: Any,
 ) -> IngestDecision:
     histories = {LOCATION: history} if history else {}
     report = ClassifiedFact.of(fact, affected, CATALOGUE)
-    return decide_ingestion(
-        report, NodeHistory(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
-    )
+    return decide_ingestion(report, NodeHistory(histories=histories, **records), CATALOGUE, new_id=new_id, now=A_MOMENT)
 
 
 def rungs_of(incident: Incident) -> tuple[Rung, ...]:
@@ -210,6 +212,24 @@ def test_incident_of_a_recurring_fault_starts_on_a_higher_rung() -> None:
     assert rungs_of(decision.incident) == ("replace",)
     assert "occurred 2 times" in decision.incident.min_rung_reason
     assert len(decision.histories[LOCATION].occurrences) == 2
+
+
+def test_fault_after_return_counts_as_next_incident() -> None:
+    first = decide(a_fact())
+    assert first.incident
+    returned = first.incident.with_stage_time("validated_at", A_MOMENT + timedelta(hours=1))
+
+    late = decide(a_fact(0.5), first.histories[LOCATION], open_incident=returned)
+    second = decide(a_fact(2), late.histories[LOCATION], new_id="inc-next", open_incident=late.incident)
+    again = decide(a_fact(3), second.histories[LOCATION], new_id="inc-other", open_incident=second.incident)
+
+    assert again.incident
+    occurrences = [(entry.incident_id, entry.last_at) for entry in again.histories[LOCATION].occurrences]
+    assert occurrences == [
+        ("inc-new", A_MOMENT + timedelta(hours=0.5)),
+        ("inc-next", A_MOMENT + timedelta(hours=3)),
+    ]
+    assert [recurrence.count for recurrence in again.incident.recurrences] == [2]
 
 
 def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Evidence, FactKind, Incident, IncidentState, NodeFact
+from evenkeel.domain.health.recurrence import FaultHistory
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.recovery.guardrails import GuardrailAction
 from evenkeel.domain.resources import NONE
@@ -19,7 +20,7 @@ from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.tables import fleet_rows, rows
+from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -180,7 +181,7 @@ def test_same_fault_after_return_to_service_opens_second_incident() -> None:
     assert recovery.incident.repairs == ("replace",)
 
 
-def failed_again_after_return() -> tuple[RecoveryScenario, Incident, Incident]:
+def failed_again_after_return(fault_key: str = "xid:79") -> tuple[RecoveryScenario, Incident, Incident]:
     """Return a recovery whose node failed again while it still waited for jobs, and both incidents."""
     recovery = RecoveryScenario(size=2)
     recovery.report_fault()
@@ -190,8 +191,8 @@ def failed_again_after_return() -> tuple[RecoveryScenario, Incident, Incident]:
     recovery.run_state("PlanResume", plan_resume)
     node = recovery.node_branch(plan)
     first = recovery.incident_id
-    recovery.world.clock.advance(1)
-    recovery.ingest(a_fact(fault_key="xid:79", observed_at=recovery.now, envelope_id="again"))
+    recovery.world.clock.advance(60)
+    recovery.ingest(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="again"))
     recovery.open_wait(ConditionKind.JOBS_RESUMED)
     assert recovery.evaluate_waits_once() == ["QUEUED"]
     parts = {"plan": {"outcome": "ACT"}, "node": node, "jobs": {"outcome": "QUEUED"}}
@@ -218,6 +219,16 @@ def test_fault_after_return_counts_for_shared_cause() -> None:
     assert (first.evidence_count, following.evidence_count) == (2, 1)
     assert [cause.open_at for cause in facts.causes] == [(following.opened_at,)] * len(facts.causes)
     assert facts.causes
+
+
+def test_fault_after_return_is_counted_for_next_incident() -> None:
+    recovery, first, following = failed_again_after_return(a_fact().fault_key)
+
+    row = recovery.world.ledger.get(incident_rows.history_key(f"slot/{first.slot}"))
+
+    assert row
+    occurrences = rows.decode(row, FaultHistory).occurrences
+    assert [occurrence.incident_id for occurrence in occurrences] == [first.incident_id, following.incident_id]
 
 
 def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:

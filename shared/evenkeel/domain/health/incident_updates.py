@@ -125,7 +125,8 @@ def with_fact(
         return updated_incident.replace(cleared_faults=cleared_faults, recovered_at=cleared_at(signals, cleared_faults))
     if not classified_fact.is_evidence:
         return updated_incident
-    recurrences = _updated_recurrences(incident.recurrences, classified_fact, incident.incident_id, histories)
+    counted_id = counted_incident_id(incident, fact)
+    recurrences = _updated_recurrences(incident.recurrences, classified_fact, counted_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
     updated_incident = updated_incident.replace(
         deadline_at=min(deadlines, default=None),
@@ -134,6 +135,23 @@ def with_fact(
     return _reassess(
         updated_incident, merge_signal(signals_of(incident), _signal_of_fact(fact)), recurrences, catalogue
     )
+
+
+def with_next_incident_id(incident: Incident, fact: NodeFact, new_id: str) -> Incident:
+    """Return the incident with the id of the next one if the fact is from after the node's return to service."""
+    if incident.next_incident_id or not _is_after_return(incident, fact):
+        return incident
+    return incident.replace(next_incident_id=new_id)
+
+
+def counted_incident_id(incident: Incident, fact: NodeFact) -> str:
+    """Return the incident under which a fault counts: the next one if the node returned to service before the fault."""
+    return (_is_after_return(incident, fact) and incident.next_incident_id) or incident.incident_id
+
+
+def _is_after_return(incident: Incident, fact: NodeFact) -> bool:
+    validated_at = incident.stages.validated_at
+    return validated_at is not None and not incident.replacement_instance_id and fact.observed_at > validated_at
 
 
 def has_failed_after_return(incident: Incident, catalogue: FaultCatalogue) -> bool:
@@ -162,6 +180,7 @@ def continued_incident(incident: Incident, *, incident_id: str, now: datetime) -
         run=1,
         opened_at=now,
         resumes=incident.incident_id,
+        next_incident_id="",
         plan=None,
         approval=None,
         mode="",

@@ -351,6 +351,8 @@ class Incident(Value):
     """Settled incident that this incident resumes; empty for a new fault."""
     resumed: int = 0
     """Number of times that the recovery of this fault was resumed."""
+    next_incident_id: str = ""
+    """Id of the next incident, under which the faults after the node's return count; empty before such a fault."""
     evidence_count: int = 1
     sources: tuple[str, ...] = ()
     """Sources that reported the fault, each once. Some faults need two independent sources."""

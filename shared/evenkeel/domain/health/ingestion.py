@@ -10,7 +10,12 @@ from enum import StrEnum
 
 from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import FaultCatalogue, Rung
-from evenkeel.domain.health.incident_updates import open_incident, with_fact
+from evenkeel.domain.health.incident_updates import (
+    counted_incident_id,
+    open_incident,
+    with_fact,
+    with_next_incident_id,
+)
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.health.recurrence import (
     SERIES_GAP,
@@ -89,7 +94,7 @@ def decide_ingestion(
         classified_fact: The fact, its node and its fault.
         node_history: The stored incidents and faults of the node.
         catalogue: The faults with the site's overrides, for the other signals of the incident.
-        new_id: Id for a new incident.
+        new_id: Id for a new incident, or for the next one of a node that failed again after its return.
         now: The current time.
     """
     fact, last_incident, incident = classified_fact.fact, node_history.last_incident, node_history.open_incident
@@ -102,11 +107,13 @@ def decide_ingestion(
         reason = f"The repair by {incident.incident_id} takes the node down, so this is expected."
         return IngestDecision(action=IngestAction.EXPECTED, reason=reason, incident=incident)
     if incident is not None:
+        if classified_fact.is_evidence:
+            incident = with_next_incident_id(incident, fact, new_id)
         return IngestDecision(
             action=IngestAction.JOIN,
             reason=f"The report joins {incident.incident_id}, which is open for the node.",
             incident=with_fact(incident, classified_fact, node_history.histories, catalogue),
-            histories=_updated_histories(classified_fact, incident.incident_id, node_history.histories),
+            histories=_updated_histories(classified_fact, counted_incident_id(incident, fact), node_history.histories),
         )
     return _decide_without_open_incident(classified_fact, node_history, catalogue, new_id=new_id, now=now)
 
@@ -154,7 +161,7 @@ def _decide_without_open_incident(
     if occurrence is not None:
         return IngestDecision(
             action=IngestAction.IGNORED,
-            reason=f"{classified_fact.fault.name}: {occurrence.incident_id} already recorded these repeated reports.",
+            reason=f"{classified_fact.fault.name}: an earlier incident of the node already recorded these reports.",
             histories=_updated_histories(classified_fact, occurrence.incident_id, node_history.histories),
         )
     return IngestDecision(

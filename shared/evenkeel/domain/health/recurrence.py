@@ -1,6 +1,7 @@
 """Count how often a fault recurred, and choose the rung on which its repair then begins.
 
-A fault counts once per incident and once per series, however many signals it has. So the count shows how often a repair
+A fault counts once per incident and once per series, however many signals it has. A fault that is reported after the
+node's return to service counts for the next incident, even before that one opens. So the count shows how often a repair
 did not help, not how often the fault was reported.
 """
 

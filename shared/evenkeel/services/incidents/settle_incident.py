@@ -194,9 +194,9 @@ def _pointer_writes(incident: Incident, pointer: Row, context: Context) -> list[
     catalogue = context.policy.catalogue
     if not has_failed_after_return(incident, catalogue):
         return [Delete(pointer.key, pointer.version)]
-    next_incident = incident_after_return(incident, catalogue, incident_id=context.ids.new("inc"), now=now)
+    next_id = incident.next_incident_id or context.ids.new("inc")
+    next_incident = incident_after_return(incident, catalogue, incident_id=next_id, now=now)
     slot_row = context.ledger.get(incident_rows.slot_key(incident.slot, is_drill=is_drill))
-    next_id = next_incident.incident_id
     text = f"The node failed again after its return in {incident.incident_id}."
     return [
         Put(incident_rows.open_row(incident.life, next_id, pointer.version, is_drill=is_drill)),
