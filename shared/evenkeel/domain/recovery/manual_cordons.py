@@ -32,9 +32,9 @@ class ManualCordons(Value):
         )
         return self.replace(cordons=(*manual_cordons, cordon)[-MAX_MANUAL_CORDONS:])
 
-    def without_cordon_of(self, life: str) -> "ManualCordons":
-        """Return the cordons without the cordon of a node life."""
-        return self.replace(cordons=tuple(cordon for cordon in self.cordons if cordon.life_key != life))
+    def without(self, *removed: ManualCordon) -> "ManualCordons":
+        """Return the cordons without some of them. A later cordon of the same node life stays."""
+        return self.replace(cordons=tuple(cordon for cordon in self.cordons if cordon not in removed))
 
 
 MAX_MANUAL_CORDONS = 200

@@ -28,13 +28,30 @@ def record_cordon(ledger: Ledger, cordon: ManualCordon) -> None:
     _update_cordons(ledger, lambda manual_cordons: manual_cordons.with_cordon(cordon))
 
 
-def delete_record(ledger: Ledger, life: str) -> None:
-    """Delete the record of a node life's cordon. Idempotent: yes.
+def record_first_cordon(ledger: Ledger, cordon: ManualCordon) -> ManualCordon | None:
+    """Record a cordon, unless one of its node life is recorded. Return the earlier record; None if there was none.
 
     Raises:
         Conflict: the row kept changing.
     """
-    _update_cordons(ledger, lambda manual_cordons: manual_cordons.without_cordon_of(life))
+    earlier: ManualCordon | None = None
+
+    def change(manual_cordons: ManualCordons) -> ManualCordons:
+        nonlocal earlier
+        earlier = manual_cordons.by_life.get(cordon.life_key)
+        return manual_cordons if earlier else manual_cordons.with_cordon(cordon)
+
+    _update_cordons(ledger, change)
+    return earlier
+
+
+def delete_record(ledger: Ledger, cordon: ManualCordon) -> None:
+    """Delete the record of a cordon, unless a later cordon of the node life has replaced it. Idempotent: yes.
+
+    Raises:
+        Conflict: the row kept changing.
+    """
+    _update_cordons(ledger, lambda manual_cordons: manual_cordons.without(cordon))
 
 
 def delete_outdated_records(cordoned_life_keys: frozenset[str], context: Context) -> int:
@@ -43,19 +60,14 @@ def delete_outdated_records(cordoned_life_keys: frozenset[str], context: Context
     Raises:
         Conflict: the row kept changing.
     """
-    removed_life_keys = {
-        life
+    outdated = [
+        cordon
         for life, cordon in load_manual_cordons(context.ledger).items()
         if life not in cordoned_life_keys and context.now - cordon.at > _CORDON_DELAY
-    }
-    if removed_life_keys:
-        _update_cordons(
-            context.ledger,
-            lambda manual_cordons: ManualCordons(
-                cordons=tuple(c for c in manual_cordons.cordons if c.life_key not in removed_life_keys)
-            ),
-        )
-    return len(removed_life_keys)
+    ]
+    if outdated:
+        _update_cordons(context.ledger, lambda manual_cordons: manual_cordons.without(*outdated))
+    return len(outdated)
 
 
 def _update_cordons(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:

@@ -95,20 +95,14 @@ def cordon_as_person(request: SetManualCordonRequest, context: Context) -> SetMa
     """
     node = _find_node(request.instance_id, context)
     begun = _record_request(request, node, context)
-    life = node.life.key
-    is_known = life in manual_cordons.load_manual_cordons(context.ledger)
-    if not is_known:
-        manual_cordons.record_cordon(
-            context.ledger, ManualCordon(life_key=life, by=request.by, reason=request.reason, at=begun.at)
-        )
+    own_record = ManualCordon(life_key=node.life.key, by=request.by, reason=request.reason, at=begun.at)
+    earlier_record = manual_cordons.record_first_cordon(context.ledger, own_record)
     result = context.cluster.cordon(node.life.cluster, node.node_name, None)
-    if result is not ClusterCordonResult.CORDONED and (not is_known or result is not ClusterCordonResult.BY_PERSON):
-        manual_cordons.delete_record(context.ledger, life)
-    elif result is ClusterCordonResult.CORDONED and is_known:
-        # The recorded cordon has since been removed outside Evenkeel, so this cordon has a new author.
-        manual_cordons.record_cordon(
-            context.ledger, ManualCordon(life_key=life, by=request.by, reason=request.reason, at=begun.at)
-        )
+    if result is ClusterCordonResult.CORDONED:
+        # An earlier record is of a cordon that has been removed. Or a person has uncordoned since the record.
+        manual_cordons.record_cordon(context.ledger, own_record)
+    elif earlier_record is None or result is not ClusterCordonResult.BY_PERSON:
+        manual_cordons.delete_record(context.ledger, earlier_record or own_record)
     if result in (ClusterCordonResult.BY_OTHER_INCIDENT, ClusterCordonResult.ALREADY_CORDONED):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         raise _cordoned_by_recovery(node, (kubernetes.incident_id if kubernetes else None) or "a recovery")
@@ -137,12 +131,8 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
     result = context.cluster.return_to_service(node.life.cluster, node.node_name, incident_id or None)
     if result is UncordonResult.GONE:
         raise _node_gone(node)
-    if result is UncordonResult.CORDONED_BY_OTHER and node.life.key in manual_cordons.load_manual_cordons(
-        context.ledger
-    ):
-        result = context.cluster.remove_manual_cordon(node.life.cluster, node.node_name)
-    if result in (UncordonResult.RELEASED, UncordonResult.ALREADY_FREE):
-        manual_cordons.delete_record(context.ledger, node.life.key)
+    if result is UncordonResult.CORDONED_BY_OTHER:
+        result = _remove_recorded_cordon(node, context)
     if result is UncordonResult.CORDONED_BY_OTHER:
         raise _cordoned_outside(node)
     if result is UncordonResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
@@ -157,6 +147,22 @@ def uncordon_as_person(request: SetManualCordonRequest, context: Context) -> Set
         node_name=node.node_name,
         incident_id=incident_id,
     )
+
+
+def _remove_recorded_cordon(node: FleetNode, context: Context) -> UncordonResult:
+    """Remove the cordon of a node if a person set it through Evenkeel, then its record.
+
+    The sweep deletes a record whose cordon is gone. Here a person may just be setting the cordon of such a record.
+    """
+    record = manual_cordons.load_manual_cordons(context.ledger).get(node.life.key)
+    if record is None:
+        kubernetes = context.cluster.node(node.life.cluster, node.node_name)
+        is_cordoned = kubernetes is not None and kubernetes.is_cordoned
+        return UncordonResult.CORDONED_BY_OTHER if is_cordoned else UncordonResult.ALREADY_FREE
+    result = context.cluster.remove_manual_cordon(node.life.cluster, node.node_name)
+    if result is UncordonResult.RELEASED:
+        manual_cordons.delete_record(context.ledger, record)
+    return result
 
 
 def plan_cordon(instance_id: str, context: Context) -> Json:
