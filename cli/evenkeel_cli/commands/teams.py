@@ -18,7 +18,7 @@ from evenkeel_cli.commands.output import (
     write_csv,
     write_template,
 )
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer, warn
 from evenkeel_cli.spend_page import SpendGroupBy
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.client import ApiClient
@@ -55,7 +55,16 @@ def list_teams(watch: lookup.WatchOption = False, output: lookup.OutputOption = 
         empty_text = "There are no teams and no running jobs."
         print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, empty_text=empty_text, watch=watch)
 
-    print_or_watch(lambda: client.get("/teams")["items"], draw, output, watch=watch)
+    print_or_watch(lambda: _read_lines(client), draw, output, watch=watch)
+
+
+def _read_lines(client: ApiClient) -> list[Json]:
+    """Return the line of each team, and warn if its use is a lower bound."""
+    document = client.get("/teams")
+    if unreadable_count := document.get("unreadableCharges"):  # older stacks do not count them
+        warn(f"{count_of(unreadable_count, 'charge')} cannot be read: the use of teams is a lower bound.")
+    lines: list[Json] = document["items"]
+    return lines
 
 
 @app.command("show")
@@ -75,7 +84,7 @@ def quota(
     client = lookup.current_client()
 
     def read_team() -> Json:
-        rows = [item for item in client.get("/teams")["items"] if item["team"] == team]
+        rows = [item for item in _read_lines(client) if item["team"] == team]
         if not rows:
             text = f"There is no team {team!r}."
             raise CommandFailed(Exit.NOT_FOUND, text, code="NOT_FOUND", hint="evenkeel teams ls")

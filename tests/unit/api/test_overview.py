@@ -1,6 +1,7 @@
 """`GET /v1/overview`: a constant number of reads, a small answer, and old or unknown values marked as such."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from evenkeel.services.publishing import publish_events
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_overview, read_sources, read_status
 from evenkeel.services.recovery import manual_cordons
-from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, quota_rows
 from tests.fakes.counting import CountedCalls
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
@@ -130,6 +131,18 @@ def test_overview_marks_old_counts_with_their_time(minutes: int, is_stale: bool)
     counts = gateway.get(ROUTE).document["counts"]
 
     assert (counts["isStale"], counts["at"]) == (is_stale, rfc3339(A_MOMENT - timedelta(minutes=minutes)))
+
+
+def test_overview_shows_unreadable_charges_after_sweep() -> None:
+    gateway = Gateway()
+    row = quota_rows.charge_row(an_attempt(a_job(1)))
+    gateway.fakes.ledger.commit(Put(replace(row, doc={**row.doc, "accelerators": "of a newer release"})))
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
+
+    overview = gateway.get(ROUTE).document
+
+    assert overview["counts"]["unreadableCharges"] == 1
+    assert [reason for reason in overview["reasons"] if reason.startswith("1 charge cannot be read")]
 
 
 def test_fleet_with_old_counts_is_not_shown_as_healthy() -> None:

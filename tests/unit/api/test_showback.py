@@ -1,5 +1,6 @@
 """`GET /v1/showback`: use and cost by team, user and project, and budgets with their forecast."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,16 @@ def test_budget_forecast_follows_the_pace_of_the_period(gateway: Gateway) -> Non
     assert budget["expectedAtEnd"] == pytest.approx(1498.7, abs=0.1)
     assert budget["reachedAt"].startswith("2026-11-21T00:")
     assert budget["endsAt"] == "2026-12-01T00:00:00.000000Z"
+
+
+def test_unreadable_charge_makes_used_budget_lower_bound(gateway: Gateway) -> None:
+    store_teams(gateway)
+    row = quota_rows.charge_row(an_attempt(a_job(1), team="nlp"))
+    gateway.fakes.ledger.commit(Put(replace(row, doc={**row.doc, "accelerators": "of a newer release"})))
+
+    (budget,) = read_showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/nlp/ana")["budgets"]
+
+    assert budget["isLowerBound"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Teams over HTTP: changes by version, invalid fields, and the rights of each caller."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -371,12 +372,16 @@ def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> Non
     assert refusal["errors"][0]["field"] == "elastic.step"
 
 
-def test_pending_job_shows_its_position_and_estimated_start(gateway_with_team: Gateway) -> None:
-    store_nodes(gateway_with_team)
+def store_past_jobs(gateway_with_team: Gateway) -> None:
     for number in range(5):
         ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
         ended_job = a_job(20 + number, state="SUCCEEDED", **ran)
         store(gateway_with_team.fakes.ledger, ended_job.replace(spec=ended_job.spec.replace(team="nlp")))
+
+
+def test_pending_job_shows_its_position_and_estimated_start(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team)
+    store_past_jobs(gateway_with_team)
     first = submit_job(gateway_with_team, key="1", nodes=2).document["jobId"]
     second = submit_job(gateway_with_team, key="2", nodes=2).document["jobId"]
 
@@ -420,6 +425,38 @@ def test_estimated_start_follows_the_required_network_level(gateway_with_team: G
     charge = quota_rows.charge_row(running.replace(node_names=(name,), cluster=a_fleet_node(1).life.cluster))
     gateway_with_team.fakes.ledger.commit(Put(charge))
     assert starts_in() == timedelta(minutes=20)
+
+
+def store_unreadable_charge(gateway_with_team: Gateway) -> None:
+    row = quota_rows.charge_row(an_attempt(job_id="job-new", team="nlp"))
+    gateway_with_team.fakes.ledger.commit(Put(replace(row, doc={**row.doc, "accelerators": "of a newer release"})))
+
+
+def test_unreadable_charge_makes_use_of_teams_lower_bound(gateway_with_team: Gateway) -> None:
+    store_charge(gateway_with_team, "job-1", "nlp", 8)
+    store_unreadable_charge(gateway_with_team)
+
+    teams = gateway_with_team.get("/v1/teams").document
+    status = gateway_with_team.get("/v1/status").document
+
+    assert (teams["unreadableCharges"], teams["isLowerBound"], status["unreadableCharges"]) == (1, True, 1)
+    assert [team["running"] for team in (*teams["items"], *status["teams"])] == [1, 1]
+    assert status["health"] == "CRITICAL"
+    assert "1 charge cannot be read: no job starts, and the use of teams is a lower bound" in status["reasons"]
+
+
+def test_unreadable_charge_leaves_queued_job_without_estimate(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team)
+    store_past_jobs(gateway_with_team)
+    job_id = submit_job(gateway_with_team).document["jobId"]
+    store_unreadable_charge(gateway_with_team)
+
+    queue = gateway_with_team.get(f"/v1/jobs/{job_id}").document["queue"]
+    plan = plan_job(gateway_with_team).document
+
+    assert queue == {"position": 1, "estimate": None}
+    assert plan["decision"]["action"] == "WAIT"
+    assert plan["decision"]["reason"].startswith("1 charge cannot be read")
 
 
 def test_position_is_shown_without_an_estimate_at_first(gateway_with_team: Gateway) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.api.gateway import ACCOUNT, ROOT
 from tests.unit.api.seeds import store_fleet_counts
-from tests.unit.api.test_teams import store_charge, store_nodes
+from tests.unit.api.test_teams import store_charge, store_nodes, store_unreadable_charge
 from tests.unit.cli.conftest import CliFixture
 
 TEAM = f"""
@@ -170,6 +170,16 @@ def test_team_table_shows_use_and_quota(cli: CliFixture) -> None:
     status = cli.run("status", terminal=True).out
     assert "TEAMS   nlp     20 of 16 GPUs  125%  4 borrowed\n        vision  0 of 8 GPUs  0%  4 lent\n" in status
     assert cli.run("teams", "quota", "speech").exit_code == 4
+
+
+def test_team_table_warns_of_unreadable_charge(cli: CliFixture) -> None:
+    store_charge(cli.gateway, "job-1", "nlp", 8)
+    store_unreadable_charge(cli.gateway)
+
+    result = cli.run("teams", "ls")
+
+    assert (result.exit_code, "nlp" in result.out) == (0, True)
+    assert "1 charge cannot be read: the use of teams is a lower bound." in result.err
 
 
 def test_job_is_suspended_resumed_and_reprioritised(cli: CliFixture) -> None:

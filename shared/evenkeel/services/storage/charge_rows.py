@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.ports import Conflict, Delete, Ledger, Row
+from evenkeel.ports import Conflict, Delete, Ledger, Row, Unreadable
 from evenkeel.services.tables import quota_rows, rows
 
 _MAX_DELETES = 90
@@ -66,10 +66,21 @@ class Charges(NamedTuple):
         )
 
 
+class ReadableCharges(NamedTuple):
+    """The charges of live attempts to show. They never decide who may start."""
+
+    live: tuple[Charge, ...]
+    unreadable_count: int
+    """Rows that this release cannot read. Each may hold quota, so every sum of the charges is a lower bound."""
+
+
 def load_charges(ledger: Ledger) -> Charges:
-    """Read all charges in one query of the tree's partition, strongly consistent."""
-    tree = quota_rows.tree_key()
-    charges = [(rows.decode(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    """Read all charges in one query of the tree's partition, strongly consistent.
+
+    Raises:
+        Unreadable: a charge cannot be read, so the free quota is unknown.
+    """
+    charges = [(rows.decode(row, Charge), row) for row in _stored_rows(ledger)]
     return Charges(
         tuple(charge for charge, _ in charges if charge.is_live),
         tuple((charge, row) for charge, row in charges if not charge.is_live),
@@ -77,8 +88,20 @@ def load_charges(ledger: Ledger) -> Charges:
 
 
 def live_charges(ledger: Ledger) -> tuple[Charge, ...]:
-    """Return the charges of live attempts."""
+    """Return the charges of live attempts. Raises Unreadable as `load_charges`."""
     return load_charges(ledger).live
+
+
+def readable_charges(ledger: Ledger) -> ReadableCharges:
+    """Return the charges of live attempts without unreadable rows, which are counted."""
+    errors: list[Unreadable] = []
+    charges = [charge for _, charge in rows.readable_rows(_stored_rows(ledger), Charge, errors.append)]
+    return ReadableCharges(tuple(charge for charge in charges if charge.is_live), len(errors))
+
+
+def _stored_rows(ledger: Ledger) -> tuple[Row, ...]:
+    tree = quota_rows.tree_key()
+    return ledger.partition(tree.table, tree.pk, "CHARGE#")
 
 
 def delete(charge_rows: Iterable[Row], ledger: Ledger) -> None:

@@ -173,7 +173,7 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
     if not teams:
         return
     own_setup = setup.replace(teams=tuple(teams))
-    live_charges = charge_rows.live_charges(context.ledger)
+    live_charges, unreadable_count = charge_rows.readable_charges(context.ledger)
     spent = rental_store.spent_by_period(own_setup, context, rental_store.load(context.ledger).rentals)
     for budget_team in teams:
         charges = [charge for charge in live_charges if charge.team == budget_team.name]
@@ -182,7 +182,8 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
         }
         for budget in budget_team.budgets:
             spending = budget_used(budget, charges, periods, context.policy.economy, context.now)
-            yield from budget_forecasts(budget_team.name, budget, spending, context.now)
+            for forecast in budget_forecasts(budget_team.name, budget, spending, context.now):
+                yield forecast.replace(is_lower_bound=forecast.is_lower_bound or unreadable_count > 0)
 
 
 # ---------------------------------------------------------------- pages of rows

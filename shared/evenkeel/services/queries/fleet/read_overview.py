@@ -46,7 +46,7 @@ _MAX_POOLS = 200
 _MAX_CLASSES = 100
 MAX_BUDGETS = 1000
 """Budgets that the row keeps: about 250 bytes each, in an item of at most 400 kB."""
-_STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
+_STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unreadableCharges", "unhealthy")
 """Parts of the status that the row keeps."""
 UNDATED = ("asOf", "sourceAges", "heartbeats")
 """Fields that change with time alone. `sources` and `silent` change with the states that follow from them."""
@@ -121,6 +121,7 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         fleet_counts.node_states(counts) if counts else {},
         sources,
         context.policy_in_force,
+        unreadable_charges=counts.get("unreadableCharges", 0) if counts else 0,  # earlier builds did not count them
     )
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
     is_stale = age is None or age > STALE_AFTER_SECONDS
@@ -274,7 +275,7 @@ def _budget_documents(book: RentalBook, context: Context, earlier_budgets: Itera
     # A changed limit is warned of again.
     warned_at_by_budget = {(budget_key(budget), budget["limit"]): budget.get("warnedAt") for budget in earlier_budgets}
     spent = rental_store.spent_by_period(setup, context, book.rentals)
-    live_charges = charge_rows.live_charges(context.ledger)
+    live_charges = charge_rows.readable_charges(context.ledger).live
     budgets = []
     for team in setup.teams:
         charges = [charge for charge in live_charges if charge.team == team.name]

@@ -65,8 +65,15 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     recorded_unhealthy = unhealthy_nodes.load_unhealthy_nodes(context.ledger)
     unhealthy = left_unhealthy(recorded_unhealthy)
     states = node_states(nodes, incidents.in_work, recorded_unhealthy)
+    teams = read_teams.list_teams(context)
     health, reasons = judge_health(
-        incidents, automation, beats, Counter(states.values()), sources, context.policy_in_force
+        incidents,
+        automation,
+        beats,
+        Counter(states.values()),
+        sources,
+        context.policy_in_force,
+        unreadable_charges=teams["unreadableCharges"],
     )
     shared_causes = shared_cause_documents(incidents.working)
     waits = waits_by_team(job_counts, context.now)
@@ -101,8 +108,9 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             | {"p90WaitSeconds": waits.get(team["team"])}
-            for team in read_teams.list_teams(context)["items"][:_MAX_TEAMS]
+            for team in teams["items"][:_MAX_TEAMS]
         ],
+        "unreadableCharges": teams["unreadableCharges"],
         "serving": read_serving.list_serving(context.ledger),
         "heartbeats": beats,
         "isRunning": not is_off(sources),
@@ -213,6 +221,8 @@ def judge_health(
     states: Mapping[str, int],
     sources: Sequence[SourceAge],
     policy_in_force: PolicyInForce,
+    *,
+    unreadable_charges: int,
 ) -> tuple[Health, list[str]]:
     """Return the health of the fleet, and the reasons, the worst first.
 
@@ -223,6 +233,7 @@ def judge_health(
         states: Number of nodes by state. A missing state has none.
         sources: The age of every source of facts.
         policy_in_force: The policy in force, if any, and why the site's last change is not in force.
+        unreadable_charges: Charges that this release cannot read.
     """
     schedules_are_off = is_off(sources)
     stale_sources, unknown_sources = source_problems(sources)
@@ -232,6 +243,9 @@ def judge_health(
         critical.append(incidents.count_text(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
+    if unreadable_charges:
+        charges = count_of(unreadable_charges, "charge")
+        critical.append(f"{charges} cannot be read: no job starts, and the use of teams is a lower bound")
     critical += stale_sources
     never_ran = [] if schedules_are_off else [beat["function"] for beat in beats if beat["at"] is None]
     problems = list(unknown_sources)

@@ -16,6 +16,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.preemption import reason_text
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.rental_book import reserve_rented_nodes
@@ -81,7 +82,7 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
 
     The policy of `context` has the ends of training plans.
     """
-    charges = charge_rows.live_charges(context.ledger)
+    charges, unreadable_count = charge_rows.readable_charges(context.ledger)
     # Rented nodes stay reserved for their jobs.
     stored_capacities = read_queue.stored_node_capacity(context.ledger, charges)
     capacities = build_request.with_reservation_ends(
@@ -103,7 +104,7 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
         capacities=capacities,
         pending=requests,
         setup=setup,
-        charges=tuple(charges),
+        charges=charges,
         stopping=frozenset(scheduler_state.stopping) & {charge.job_id for charge in charges},
         scheduler_state=scheduler_state,
         spent=spent,
@@ -114,10 +115,13 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
+    if unreadable_count:
+        unread = f"{count_of(unreadable_count, 'charge')} cannot be read, so the free quota is unknown. No job starts."
+        decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
-    return CyclePreview(decision, capacities, tuple(charges), tuple(ahead), budget_left)
+    return CyclePreview(decision, capacities, charges, tuple(ahead), budget_left)
 
 
 def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:

@@ -36,7 +36,8 @@ _MAX_NODES = 5000
 def queue_position(job: Job, context: Context) -> Json | None:
     """Return a pending job's position in its queue, and the estimate of its start; None if it is not pending.
 
-    The position is unknown beyond the first thousand. There is no estimate before enough jobs of its team have run.
+    The position is unknown beyond the first thousand. There is no estimate before enough jobs of its team have run,
+    nor while a charge cannot be read.
     """
     if job.state is JobState.STARTING:
         return _position_with_kueue(job, context.ledger)
@@ -70,7 +71,10 @@ def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | 
     runs = [past_job.seconds for past_job in past_jobs.load_past_jobs(context.ledger) if past_job.team == job.spec.team]
     if len(runs) < context.policy.economy.min_samples:
         return None
-    setup, charges = team_setup.load_setup(context.ledger).setup, charge_rows.live_charges(context.ledger)
+    setup = team_setup.load_setup(context.ledger).setup
+    charges, unreadable_count = charge_rows.readable_charges(context.ledger)
+    if unreadable_count:
+        return None  # the free quota is unknown
     if check_fit.why_never_fits(
         job, check_fit.read_configured_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     ):

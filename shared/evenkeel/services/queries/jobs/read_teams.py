@@ -26,7 +26,7 @@ _MAX_WAITING = 2000
 def list_teams(context: Context) -> Json:
     """Return the table of teams. Without teams: the use of accelerators by team name, without quotas."""
     setup = team_setup.load_setup(context.ledger).setup
-    charges = charge_rows.live_charges(context.ledger)
+    charges = charge_rows.readable_charges(context.ledger)
     pending_rows, is_cut = pagination.read_partition(
         context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MAX_WAITING
     )
@@ -36,10 +36,12 @@ def list_teams(context: Context) -> Json:
     return {
         "asOf": rfc3339(context.now),
         "items": [
-            team | {"p90WaitSeconds": waits.get(team["team"])} for team in team_lines(setup, charges, pending_counts)
+            team | {"p90WaitSeconds": waits.get(team["team"])}
+            for team in team_lines(setup, charges.live, pending_counts)
         ],
         "waitsAt": counts["at"] if counts else None,
-        "isLowerBound": is_cut,
+        "unreadableCharges": charges.unreadable_count,
+        "isLowerBound": is_cut or charges.unreadable_count > 0,
     }
 
 
