@@ -317,6 +317,14 @@ class _LazyCandidates(CandidatesByQueue):
         return own_list
 
 
+_RankBelow = tuple[tuple[bool, float], bool]
+"""The rank of a child below its cohort: its share, and whether it is a cohort. The largest precedes."""
+
+
+def _rank_below(ranked_child: tuple[_RankBelow, QuotaNode]) -> _RankBelow:
+    return ranked_child[0]
+
+
 class _VictimQueues:
     """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
@@ -326,12 +334,15 @@ class _VictimQueues:
         self.candidates_by_queue = candidates_by_queue
         self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
-        self.remaining: dict[QuotaNode, list[QuotaNode]] = {}
-        """By cohort: its children that were not dropped when it was last examined."""
+        self._ranked: dict[QuotaNode, list[tuple[_RankBelow, QuotaNode]]] = {}
+        """By cohort: its children that have candidates or may have some, the best last, as long as no use changes."""
         self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
-        """Yield the next queue. The caller takes a candidate from it or drops it."""
+        """Yield the next queue. The caller takes candidates from it until it has none or its use changed, or drops it.
+
+        The caller calls `use_changed` before it asks for the next queue.
+        """
         if self.quota_node.parent is None:
             while self.quota_node not in self.dropped and self.candidates_by_queue[self.quota_node.name]:
                 yield self.quota_node
@@ -342,42 +353,55 @@ class _VictimQueues:
             if queue is not None:
                 yield queue
 
+    def use_changed(self, queue: QuotaNode) -> None:
+        """Rank the nodes above a queue again, because its use changed."""
+        for cohort in queue.path:
+            self._ranked.pop(cohort, None)
+
     def _next(self, cohort: QuotaNode) -> QuotaNode | None:
-        best_queue: QuotaNode | None = None
-        best_cohort: QuotaNode | None = None
-        queue_rank = cohort_rank = (False, -1.0)
-        dropped, remaining = self.dropped, list[QuotaNode]()
-        for child in self.remaining.get(cohort, cohort.children):
-            if child in dropped:
+        """Return the next queue below a cohort; None if a node was dropped instead, because it has none."""
+        ranked = self._ranked.get(cohort)
+        if ranked is None:
+            ranked = self._ranked[cohort] = self._rank_children(cohort)
+        while ranked:
+            rank, child = ranked[-1]
+            if child in self.dropped or (child.is_queue and not self.candidates_by_queue[child.name]):
+                self.dropped.add(child)
+                ranked.pop()
+            elif not child.is_queue:
+                return self._next(child)
+            elif len(ranked) > 1 and ranked[-2][0] == rank:
+                return self._first_of_equals(ranked)
+            else:
+                return child
+        self.dropped.add(cohort)
+        return None
+
+    def _rank_children(self, cohort: QuotaNode) -> list[tuple[_RankBelow, QuotaNode]]:
+        """Return the children that borrow or hold the preemptor. A cohort precedes a queue of equal share."""
+        ranked: list[tuple[_RankBelow, QuotaNode]] = []
+        for child in cohort.children:
+            if child in self.dropped:
                 continue
             share = child.cached_share or share_of(child)
-            if not share.borrowed and child is not self.quota_node and child not in self.path:
-                dropped.add(child)
-                continue
-            remaining.append(child)
-            rank = share.rank
-            if not child.is_queue:
-                if rank >= cohort_rank:
-                    best_cohort, cohort_rank = child, rank
-                continue
-            if rank < queue_rank:
-                continue
-            if not self.candidates_by_queue[child.name]:
-                dropped.add(child)
-            elif rank > queue_rank or (best_queue is not None and self._precedes(child, best_queue)):
-                best_queue, queue_rank = child, rank
-        self.remaining[cohort] = remaining
-        if best_queue is None and best_cohort is None:
-            dropped.add(cohort)
-            return None
-        if best_cohort is not None and cohort_rank >= queue_rank:
-            return self._next(best_cohort)
-        return best_queue
+            if share.borrowed or child is self.quota_node or child in self.path:
+                ranked.append(((share.rank, not child.is_queue), child))
+            else:
+                self.dropped.add(child)
+        ranked.sort(key=_rank_below)
+        return ranked
 
-    def _precedes(self, queue: QuotaNode, other: QuotaNode) -> bool:
-        candidate, other_candidate = self.candidates_by_queue[queue.name][0], self.candidates_by_queue[other.name][0]
-        return order_key(candidate, self.quota_node.name, self.now) < order_key(
-            other_candidate, self.quota_node.name, self.now
+    def _first_of_equals(self, ranked: list[tuple[_RankBelow, QuotaNode]]) -> QuotaNode:
+        """Return the queue of the best rank whose first candidate precedes the other queues' first candidates."""
+        best_rank, name = ranked[-1][0], self.quota_node.name
+        equals = []
+        for rank, queue in reversed(ranked):
+            if rank != best_rank:
+                break
+            if self.candidates_by_queue[queue.name]:
+                equals.append(queue)
+        return min(
+            reversed(equals), key=lambda queue: order_key(self.candidates_by_queue[queue.name][0], name, self.now)
         )
 
     def take(self, queue: QuotaNode) -> Admitted:
@@ -420,6 +444,7 @@ def _first_rule(
     def remove(admitted: Admitted, reason: Reason) -> bool:
         snapshot.release(admitted)
         victims.append(Victim(admitted, reason))
+        targets.use_changed(snapshot.queue_of(admitted.workload).quota_node)
         return _fits_without_itself(demand)
 
     for queue in targets:
@@ -486,6 +511,7 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
         if share_of(preemptor_branch).rank < share_of(queue_branch).rank:
             snapshot.release(admitted)
             victims.append(Victim(admitted, Reason.IN_COHORT_FAIR_SHARING))
+            targets.use_changed(queue)
             if _fits_without_itself(demand):
                 return True
         targets.dropped.add(queue)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.capacity import QuotaCell, QuotaNode
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision
-from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament
+from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tournament, _VictimQueues
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Key, Workload
@@ -21,7 +21,12 @@ from evenkeel.domain.kueue.snapshot import Snapshot, using
 from tests.examples import examples
 from tests.unit.scheduling.queues.plain_flavors import plain_choose
 from tests.unit.scheduling.queues.random_queues import RandomQueues
-from tests.unit.scheduling.queues.test_victim_search import CacheThatForgets, plain_candidates, plain_first_rule
+from tests.unit.scheduling.queues.test_victim_search import (
+    CacheThatForgets,
+    plain_candidates,
+    plain_first_rule,
+    plain_next,
+)
 
 STEPS = 25
 
@@ -98,6 +103,7 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fair_sharing, "share_of", plain_share)
     patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
     patch.setattr(fair_sharing, "_candidates", plain_candidates)
+    patch.setattr(_VictimQueues, "_next", plain_next)
     patch.setattr(Tournament, "_winner", plain_winner)
     patch.setattr(Tournament, "_remove_head", lambda _tournament, _cohort: None)
     patch.setattr(FlavorAssigner, "_choose", plain_choose)

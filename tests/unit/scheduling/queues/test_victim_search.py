@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
+from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.fair_sharing import (
     CandidatesByQueue,
     _candidates_of,
@@ -36,6 +37,7 @@ from evenkeel.domain.kueue.preemption import (
     Victim,
     candidate_order,
     compute_median_risk,
+    order_key,
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
@@ -79,6 +81,29 @@ def plain_first_rule(
     return False, retry
 
 
+def plain_next(targets: _VictimQueues, cohort: QuotaNode) -> QuotaNode | None:
+    """Return the next queue below a cohort, and compare all its children anew."""
+    path, dropped, candidates = (
+        {*targets.quota_node.path, targets.quota_node},
+        targets.dropped,
+        targets.candidates_by_queue,
+    )
+    children = [child for child in cohort.children if child not in dropped]
+    dropped.update(child for child in children if not share_of(child).borrowed and child not in path)
+    dropped.update(child for child in children if child.is_queue and not candidates[child.name])
+    children = [child for child in children if child not in dropped]
+    if not children:
+        dropped.add(cohort)
+        return None
+    best = max(share_of(child).rank for child in children)
+    equals = [child for child in children if share_of(child).rank == best]
+    cohorts = [child for child in equals if not child.is_queue]
+    if cohorts:
+        return plain_next(targets, cohorts[-1])
+    name = targets.quota_node.name
+    return min(equals, key=lambda queue: order_key(candidates[queue.name][0], name, targets.now))
+
+
 def plain_candidates(demand: QuotaDemand, snapshot: Snapshot, _lists: CandidateLists) -> dict[str, list[Admitted]]:
     """Return the candidates of all queues, sorted together."""
     own = demand.queue.quota_node
@@ -115,7 +140,7 @@ def random_scheduler(dice: random.Random, strategy: str) -> Scheduler:
     queues = [
         Queue(
             name,
-            dice.choice(("west", "east")),
+            dice.choice(("west", "east", "root")),
             (ResourceGroup(("gpu",), (FlavorQuotas("f", {"gpu": Quota(dice.randint(0, 6))}),)),),
             dice.choice((0.0, 1.0, 1.0, 2.0)),
             PreemptionRules(dice.choice(policies[:2]), dice.choice(policies)),
@@ -172,6 +197,7 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
         patch.setattr(Nominator, "__init__", plain)
         patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
         patch.setattr(fair_sharing, "_candidates", plain_candidates)
+        patch.setattr(_VictimQueues, "_next", plain_next)
         assert fast == victims_found()
 
 
