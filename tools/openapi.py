@@ -493,6 +493,11 @@ _ANSWERS: dict[str, Json] = {
         "properties": {
             **_MAY_BE_STALE["properties"],
             "isComplete": {"type": "boolean", "description": "False: older incidents were left out."},
+            "unreadableIncidents": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "Incidents of the window that cannot be read. The report leaves them out.",
+            },
             "summary": {
                 "type": "object",
                 "required": ["times", "cases", "incidents", "cordons", "noCordons", "repairs", *_RATE_NAMES],

@@ -216,6 +216,8 @@ def _print_test(out: Printer, document: Json) -> None:
         out.table(columns, changed_decisions, indent="  ")
     if document["cannot"]:
         out.line(f"  {document['cannot']} cannot be replayed: another engine version made them")
+    if unreadable_count := document.get("unreadableIncidents"):  # older stacks do not count them
+        out.line(f"  {count_of(unreadable_count, 'incident')} cannot be read, and were not examined")
     if document["isLowerBound"]:
         out.line("  only the newest incidents and jobs were examined")
     out.paragraph(document["asRecorded"], indent="  ")

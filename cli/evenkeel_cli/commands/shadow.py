@@ -9,6 +9,7 @@ from evenkeel_cli.commands.backtest import WindowOption
 from evenkeel_cli.commands.output import print_read
 from evenkeel_cli.render import OutputFormat, Printer, note, stdout_printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
+from evenkeel_cli.state_signs import count_of
 
 Json = dict[str, Any]
 
@@ -48,6 +49,8 @@ def report(
             token = document["nextPageToken"]
         if not document["isComplete"]:
             note(f"Too many incidents: the report begins at {document['since'][:19]}Z.")
+        if unreadable_count := document.get("unreadableIncidents"):  # older stacks do not count them
+            note(f"The report leaves out {count_of(unreadable_count, 'incident')} that cannot be read.")
         if token:
             note(f"Listed the newest {len(items)} cases. The counts include all cases.")
         return document | {"items": items, "nextPageToken": token}

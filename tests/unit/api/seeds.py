@@ -1,5 +1,6 @@
 """Builders of rows as the services write them. A test states only the fields that matter."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.sources import SourceReport, expected_sources
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Put, Row
+from evenkeel.ports import Key, Put, Row
 from evenkeel.services.queries.fleet import read_overview, read_sources
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, subject_rows
 from tests.fakes import InMemoryLedger
@@ -163,6 +164,13 @@ def store(ledger: InMemoryLedger, *values: object) -> None:
         ledger.commit(Put(_row(value)))
         if isinstance(value, Incident) and not value.state.is_settled:
             ledger.commit(Put(incident_rows.open_row(value.life, value.incident_id)))
+
+
+def make_unreadable(ledger: InMemoryLedger, key: Key, field: str) -> None:
+    """Write a value of a newer release into a stored row."""
+    row = ledger.get(key)
+    assert row is not None
+    ledger.commit(Put(replace(row, doc={**row.doc, field: "VALUE_OF_A_NEWER_RELEASE"})))
 
 
 def store_fleet_counts(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries.costs import read_cost_records, read_recent_days
+from evenkeel.services.tables import incident_rows
 from tests.fakes.world import FakeWorld
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, store
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, make_unreadable, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 
 
@@ -299,6 +300,16 @@ def test_cost_report_states_that_it_left_out_records(gateway: Gateway, monkeypat
     assert not document["isComplete"]
     assert document["since"] == rfc3339(ago(minutes=20))
     assert document["lost"]["interruptions"] == 1
+
+
+def test_cost_report_counts_unreadable_incidents(gateway: Gateway) -> None:
+    store_fleet(gateway)
+    make_unreadable(gateway.fakes.ledger, incident_rows.incident_key("inc-0000000001"), "severity")
+
+    document = read_report(gateway)
+
+    assert not document["isComplete"]
+    assert "1 incident cannot be read: failures and losses are too low." in document["notes"]
 
 
 def _read_two_per_page(read: Any) -> Any:

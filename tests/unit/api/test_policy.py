@@ -23,10 +23,10 @@ from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.services.admin import change_policy
-from evenkeel.services.tables import rows
+from evenkeel.services.tables import incident_rows, rows
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
+from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, make_unreadable
 from tests.unit.api.seeds import store as keep
 from tests.unit.recovery.facts import plan_facts, repair_facts
 from tests.unit.recovery.test_guardrails import guardrail_facts
@@ -158,6 +158,16 @@ def a_rollback(rollbacks: int) -> Decision:
 
 def replay_policy(gateway_with_policy: Gateway, changes: Any, **more: Any) -> ApiResponse:
     return gateway_with_policy.call("POST", f"{POLICY_ROUTE}/test", {"changes": changes, **more})
+
+
+def test_policy_test_counts_unreadable_incidents(gateway_with_policy: Gateway) -> None:
+    ledger = gateway_with_policy.fakes.ledger
+    keep(ledger, an_incident(), an_incident(2), a_rollback(1))
+    make_unreadable(ledger, incident_rows.incident_key("inc-0000000002"), "severity")
+
+    document = replay_policy(gateway_with_policy, {}).document
+
+    assert (document["examined"], document["unreadableIncidents"], document["isLowerBound"]) == (1, 1, False)
 
 
 def test_proposed_policy_is_replayed_on_recorded_decisions(gateway_with_policy: Gateway) -> None:

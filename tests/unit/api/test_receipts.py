@@ -10,9 +10,9 @@ from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
-from evenkeel.services.tables import subject_rows
+from evenkeel.services.tables import incident_rows, subject_rows
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, store
+from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, make_unreadable, store
 
 PLAN_THAT_ACTS = StoredRecoveryPlan(
     run=1,
@@ -257,6 +257,19 @@ def test_loss_of_two_incidents_is_counted_in_the_first(gateway: Gateway) -> None
     assert document["jobs"] == []
     assert [share["incidentIds"] for share in document["shared"]] == [["inc-0000000001", "inc-0000000002"]]
     assert document["lost"]["seconds"] == 0
+
+
+def test_receipt_notes_unreadable_incident_of_its_job(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    first, second = an_incident_of(job, 1), an_incident_of(job, 2)
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, first, second)
+    store_resume_plan(gateway, job, first)
+    make_unreadable(gateway.fakes.ledger, incident_rows.incident_key(first.incident_id), "severity")
+
+    notes = [read_receipt(gateway, path)["notes"] for path in (f"jobs/{job.job_id}", f"incidents/{second.incident_id}")]
+
+    text = "1 incident of the job cannot be read, so losses may have another cause."
+    assert [text in shown for shown in notes] == [True, True]
 
 
 def test_lost_work_is_unknown_if_the_resume_point_is(gateway: Gateway) -> None:

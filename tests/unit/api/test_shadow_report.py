@@ -8,8 +8,9 @@ from evenkeel.domain.health.incidents import StageTimes
 from evenkeel.domain.shadow.shadow_cases import NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries.incidents import read_incidents
+from evenkeel.services.tables import incident_rows
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store, store_heartbeats
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, make_unreadable, store, store_heartbeats
 from tests.unit.api.shadow_seeds import an_observed, store_node_event
 
 
@@ -113,6 +114,16 @@ def test_shadow_report_states_that_it_left_out_incidents(gateway: Gateway, monke
 
     assert (document["isComplete"], document["summary"]["cases"]) == (False, 4)
     assert document["since"] == rfc3339(ago(hours=4))
+
+
+def test_shadow_report_counts_unreadable_incidents(gateway: Gateway) -> None:
+    store(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 4)))
+    for number in (1, 3):
+        make_unreadable(gateway.fakes.ledger, incident_rows.incident_key(f"inc-{number:010d}"), "severity")
+
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=2, minutes=30))}")
+
+    assert (document["summary"]["cases"], document["unreadableIncidents"], document["isComplete"]) == (1, 1, True)
 
 
 @pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])

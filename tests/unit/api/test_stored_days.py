@@ -25,6 +25,7 @@ from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import FakeWorld, a_context
 from tests.interleaving import InterleavedLedger, at_every_point
+from tests.unit.api.seeds import make_unreadable
 from tests.unit.api.test_day_figures import (
     DAY,
     TODAY,
@@ -146,6 +147,19 @@ def test_missing_days_of_a_restored_table_are_stored_at_once() -> None:
     assert counts == [22, 27, 29, 29, 29]
     assert {name: day.figures for name, day in stored_days(fakes).items()} == before
     assert len(fakes.telemetry.metrics) == metrics
+
+
+def test_no_day_is_stored_without_unreadable_incident() -> None:
+    fakes = store_random_history(5)
+    key = next(row.key for row in fakes.ledger.rows.values() if row.key.pk.startswith("INC#"))
+    make_unreadable(fakes.ledger, key, "severity")
+    sweep = SweepRun(a_context(fakes, now=A_MOMENT), {})
+
+    fold_days(sweep)
+
+    assert stored_days(fakes) == {}
+    assert sweep.failures == ["1 incident cannot be read, so no figures of days are stored."] * len(sweep.failures)
+    assert sweep.failures
 
 
 def test_day_that_stays_missing_is_tried_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """`evenkeel shadow report`."""
 
 from evenkeel.domain.shadow.shadow_cases import NodeEventKind
-from tests.unit.api.seeds import store
+from evenkeel.services.tables import incident_rows
+from tests.unit.api.seeds import make_unreadable, store
 from tests.unit.api.shadow_seeds import an_observed, store_node_event
 from tests.unit.cli.conftest import CliFixture
 
@@ -29,6 +30,16 @@ def test_shadow_report_reads_all_pages_up_to_its_limit(cli: CliFixture) -> None:
     assert result.exit_code == 0, result.err
     assert sum("inc-000000000" in line for line in result.out.splitlines()) == 3
     assert "The counts include all cases" in result.err
+
+
+def test_shadow_report_says_that_it_skipped_unreadable_incident(cli: CliFixture) -> None:
+    store(cli.gateway.fakes.ledger, an_observed(1, hours=30), an_observed(2, hours=30))
+    make_unreadable(cli.gateway.fakes.ledger, incident_rows.incident_key("inc-0000000002"), "severity")
+
+    result = cli.run("shadow", "report")
+
+    assert result.exit_code == 0, result.err
+    assert "The report leaves out 1 incident that cannot be read." in result.err
 
 
 def test_shadow_report_names_an_invalid_time(cli: CliFixture) -> None:

@@ -13,7 +13,7 @@ from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Invalid, Ledger, Table
+from evenkeel.ports import Invalid, Ledger, Table, Unreadable
 from evenkeel.services.storage import pagination
 from evenkeel.services.storage.facts_of_decisions import with_facts
 from evenkeel.services.tables import rows
@@ -55,7 +55,8 @@ def run(
     except PolicyError as error:
         raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     since = since or now - LOOKBACK
-    incidents = list(islice(_incidents_since(ledger, since), _MAX_INCIDENTS + 1))
+    unreadable_incidents: list[Unreadable] = []
+    incidents = list(islice(_incidents_since(ledger, since, unreadable_incidents), _MAX_INCIDENTS + 1))
     jobs = pagination.page_newest_first(
         ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.PageRequest(_MAX_JOBS)
     )
@@ -95,18 +96,19 @@ def run(
         "cannot": unreadable_count,
         "changed": changed_decisions,
         "isLowerBound": len(incidents) > _MAX_INCIDENTS or bool(jobs.next_token),
+        "unreadableIncidents": len(unreadable_incidents),
         "asRecorded": AS_RECORDED,
     }
 
 
-def _incidents_since(ledger: Ledger, since: datetime) -> Iterator[Incident]:
-    """Yield the incidents that were opened since a time, the newest first."""
+def _incidents_since(ledger: Ledger, since: datetime, unreadable: list[Unreadable]) -> Iterator[Incident]:
+    """Yield the incidents that were opened since a time, the newest first. Add unreadable ones to `unreadable`."""
     token = ""
     while True:
         page = pagination.page_newest_first(
             ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.PageRequest(100, token)
         )
-        for incident in (rows.decode(row, Incident) for row in page.rows):
+        for _, incident in rows.readable_rows(page.rows, Incident, unreadable.append):
             if incident.opened_at < since:
                 return
             yield incident

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.costs.day_figures import DAY, DayFigures, DayRow, begin_of_day, day_of
 from evenkeel.domain.costs.day_summary import summarise_day, summarise_pools
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.plurals import count_of
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row, Telemetry, get_all
 from evenkeel.services.queries.costs import read_cost_records, read_recent_days
@@ -75,6 +76,10 @@ def _fold(stored_rows: Mapping[datetime, Row | None], today: datetime, sweep: Sw
     )
     if not recent.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
+        return 0
+    if recent.unreadable_incidents:
+        incidents_text = count_of(recent.unreadable_incidents, "incident")
+        sweep.failures.append(f"{incidents_text} cannot be read, so no figures of days are stored.")
         return 0
     for figures in recent.days:
         if figures.since not in stored_rows or figures.since < recent.whole_from or figures.until - figures.since < DAY:

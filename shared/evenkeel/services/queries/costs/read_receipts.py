@@ -1,6 +1,6 @@
 """Receipts for the API: the cost of an incident or a job. They are computed on each read, so late facts change them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt, incident_receipt
@@ -12,6 +12,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.plurals import count_of
 from evenkeel.ports import Ledger, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
@@ -45,15 +46,17 @@ def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceip
     if reader.may_see_job(job) and any(attempt.rented_part for attempt in attempts):
         rentals = read_jobs.load_rentals(context.ledger, job.job_id)
         part_prices = part_prices_of(attempts, rentals, context.policy.economy)
-    return job_receipt(
+    incidents, unreadable_count = _incidents_of(job, context.ledger)
+    receipt = job_receipt(
         reader.view_of_job(job),
         attempts,
-        _incidents_of(job, context.ledger),
+        incidents,
         prices,
         context.now,
         context.policy.jobs.expected_resume_seconds,
         part_prices,
     )
+    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count)))
 
 
 def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
@@ -73,13 +76,16 @@ def visible_incident_receipt(
 ) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
     lost_times: list[LostTime] = []
+    unreadable_count = 0
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
         attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
-        attempt_incidents = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
+        incidents, unreadable_of_job = _incidents_of(job, context.ledger)
+        unreadable_count += unreadable_of_job
+        attempt_incidents = [*incidents, *_named_by(incident, job.job_id)]
         lost_times += interruptions(reader.view_of_job(job), attempts, attempt_incidents, prices, context.now)
     known_type = context.policy.hardware.find(incident.instance_type)
     decisions = _decisions_about(incident.incident_id, context.ledger) if may_see_all else ()
-    return incident_receipt(
+    receipt = incident_receipt(
         incident,
         lost_times,
         decisions,
@@ -88,6 +94,13 @@ def visible_incident_receipt(
         context.policy.jobs.expected_resume_seconds,
         context.now,
     )
+    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count)))
+
+
+def _unreadable_notes(unreadable_count: int) -> Iterator[str]:
+    if unreadable_count:
+        incidents = count_of(unreadable_count, "incident of the job", "incidents of the jobs")
+        yield f"{incidents} cannot be read, so losses may have another cause."
 
 
 def _visible_attempts(
@@ -104,8 +117,11 @@ def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]
     return ((job.attempt, incident) for job in incident.affected_jobs if job.job_id == job_id)
 
 
-def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
-    """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
+def _incidents_of(job: Job, ledger: Ledger) -> tuple[list[tuple[int, Incident]], int]:
+    """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts.
+
+    Unreadable incidents are left out. The number is their count.
+    """
     decision_ids = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
     keys = [subject_rows.decision_key(decision_id) for decision_id in decision_ids if decision_id]
     decisions = [rows.decode(row, Decision) for row in get_all(ledger, keys).values()]
@@ -113,12 +129,13 @@ def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
         decision for decision in decisions if decision.kind == "RESUME" and decision.facts.get("jobId") == job.job_id
     ]
     stored_rows = get_all(ledger, [incident_rows.incident_key(decision.subject) for decision in resumes])
-    pairs = []
-    for resume in resumes:
-        row, attempt = stored_rows.get(incident_rows.incident_key(resume.subject)), resume.facts.get("attempt")
-        if row is not None and isinstance(attempt, int):
-            pairs.append((attempt, rows.decode(row, Incident)))
-    return pairs
+    incidents = {incident.incident_id: incident for _, incident in rows.readable_rows(stored_rows.values(), Incident)}
+    pairs = [
+        (attempt, incidents[resume.subject])
+        for resume in resumes
+        if resume.subject in incidents and isinstance(attempt := resume.facts.get("attempt"), int)
+    ]
+    return pairs, len(stored_rows) - len(incidents)
 
 
 def _decisions_about(incident_id: str, ledger: Ledger) -> Iterable[Decision]:

@@ -58,6 +58,7 @@ class RecentDays(NamedTuple):
     open_since: frozenset[datetime]
     """Begins of days to which something belongs that is still open: an incident, or an interruption."""
     nodes: tuple["NodeLifetime", ...]
+    unreadable_incidents: int
     is_complete: bool
     is_node_time_complete: bool
     notes: tuple[str, ...]
@@ -90,11 +91,14 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
     span, notes = window.span, []
     if not window.is_complete:
         notes.append("Too many attempts: the window begins later than requested.")
-    incidents, has_all = read_incidents.incidents_since(context.ledger, span.start - _LONGEST_OUTAGE)
+    incidents, has_all, unreadable_count = read_incidents.incidents_since(context.ledger, span.start - _LONGEST_OUTAGE)
     whole_from = span.start
     if not has_all:
         notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
-        whole_from = max(whole_from, incidents[0].opened_at + _LONGEST_OUTAGE)
+        oldest_at = incidents[0].opened_at if incidents else context.now
+        whole_from = max(whole_from, oldest_at + _LONGEST_OUTAGE)
+    if unreadable_count:
+        notes.append(f"{count_of(unreadable_count, 'incident')} cannot be read: failures and losses are too low.")
     interrupted_jobs = _interrupted_job_ids(attempts, span)
     if len(interrupted_jobs) > max_jobs:
         jobs_text = count_of(len(interrupted_jobs), "interrupted job")
@@ -130,8 +134,10 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
         whole_from=whole_from,
         open_since=frozenset(by_day.open_since),
         nodes=nodes,
+        unreadable_incidents=unreadable_count,
         is_complete=window.is_complete
         and has_all
+        and not unreadable_count
         and len(chosen_job_ids) == len(interrupted_jobs)
         and not missing_count,
         is_node_time_complete=not is_cut,

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import default_catalogue
@@ -25,7 +25,7 @@ from evenkeel.domain.recovery.approval import awaits_approval, is_approved
 from evenkeel.domain.recovery.plan import NodeOwner
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.ports import Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
@@ -117,20 +117,34 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
     return rows.load(ledger, incident_rows.incident_key(incident_id), Incident, f"incident {incident_id}")
 
 
-def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bool]:
-    """Return the incidents that opened since a time, oldest first, and whether these are all: at most `MAX_READ`."""
+class RecentIncidents(NamedTuple):
+    """The incidents that opened since a time."""
+
+    incidents: list[Incident]
+    """Oldest first."""
+    has_all: bool
+    """False: there are more than `MAX_READ`, and the older ones were not read."""
+    unreadable_count: int
+    """Further incidents of this time that this release cannot read."""
+
+
+def incidents_since(ledger: Ledger, start: datetime) -> RecentIncidents:
+    """Return the incidents that opened since a time, without unreadable ones, which are counted."""
     partitions = [f"INC#{state}" for state in LIST_ORDER]
-    incidents: list[Incident] = []
+    recent_rows: list[Row] = []
     request = pagination.PageRequest(_PAGE)
     while True:
         answer = pagination.page_newest_first(ledger, Table.INCIDENTS, partitions, request)
-        recent_incidents = [rows.decode(row, Incident) for row in answer.rows]
-        recent = [incident for incident in recent_incidents if incident.opened_at >= start]
-        incidents += recent
-        is_complete = len(recent) < len(recent_incidents) or not answer.next_token
-        if is_complete or len(incidents) >= MAX_READ:
-            return sorted(incidents, key=lambda incident: (incident.opened_at, incident.incident_id)), is_complete
+        # The index states the opening time of an incident, also if its row is unreadable.
+        recent = [row for row in answer.rows if row.state and row.state[1] >= rfc3339(start)]
+        recent_rows += recent
+        has_all = len(recent) < len(answer.rows) or not answer.next_token
+        if has_all or len(recent_rows) >= MAX_READ:
+            break
         request = pagination.PageRequest(_PAGE, answer.next_token)
+    incidents = [incident for _, incident in rows.readable_rows(recent_rows, Incident)]
+    incidents.sort(key=lambda incident: (incident.opened_at, incident.incident_id))
+    return RecentIncidents(incidents, has_all, len(recent_rows) - len(incidents))
 
 
 def load_affected_jobs(ledger: Ledger, *incidents: Incident) -> dict[str, Job]:

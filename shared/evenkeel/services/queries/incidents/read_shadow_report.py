@@ -62,15 +62,16 @@ def show_shadow_report(filters: ShadowFilter, page: pagination.PageRequest, cont
         BadPageToken: this report did not issue the token.
     """
     since = filters.since or context.now - DEFAULT_SINCE
-    incidents, is_complete = read_incidents.incidents_since(context.ledger, since)
+    incidents, has_all, unreadable_count = read_incidents.incidents_since(context.ledger, since)
     judged_cases = _judge_cases(incidents, filters, context)
     items, token = _page_of(judged_cases, page)
     oldest_at = min((incident.opened_at for incident in incidents), default=None)
     return {
-        "since": rfc3339(since if is_complete or oldest_at is None else oldest_at),
+        "since": rfc3339(since if has_all or oldest_at is None else oldest_at),
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
-        "isComplete": is_complete,
+        "isComplete": has_all,
+        "unreadableIncidents": unreadable_count,
         "summary": summarise_cases(judged_cases, filters.shadow_times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
