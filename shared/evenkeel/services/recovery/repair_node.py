@@ -37,6 +37,7 @@ from evenkeel.domain.recovery.repair_requests import (
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
+    Conflict,
     Ledger,
     PermanentError,
     Put,
@@ -123,10 +124,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     A call without a known answer is awaited and never simply repeated.
     """
     incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
-    if incident.state.is_settled or request.run < incident.run:
-        return RepairNodeResult(
-            outcome=RepairOutcome.STAND_DOWN, reason="The incident is settled, or a later run took over."
-        )
+    if _is_over(request, incident):
+        return _OVER
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
     facts, decision, guardrail_state = _decide_step(incident, lease, context)
@@ -141,11 +140,24 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
         unreadable_attempts, waits = _drain_first(incident, facts, decision, context)
         if waits:
             return waits
+        if guardrail_state is not None:
+            # The drain takes time. Meanwhile a person may have taken the node or held automation.
+            incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
+            if _is_over(request, incident):
+                return _OVER
+            facts = _read_facts(incident, lease, context).replace(guard=guardrail_state.facts)
         facts = facts.replace(unreadable_attempts=unreadable_attempts)
         decision = choose_repair(facts, context.policy.repair)
     decision_record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
     step = _Step(incident, lease, lease_row, facts, decision, decision_record, guardrail_state)
     return _call_provider(step, context) if decision.rung else _record_without_call(step, context)
+
+
+_OVER = RepairNodeResult(outcome=RepairOutcome.STAND_DOWN, reason="The incident is settled, or a later run took over.")
+
+
+def _is_over(request: recovery_step.RecoveryStepRequest, incident: Incident) -> bool:
+    return incident.state.is_settled or request.run < incident.run
 
 
 class _Step(NamedTuple):
@@ -465,8 +477,8 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     """Record the intent on the lease before the call, with the decision, the timeline and the guardrail register.
 
     Raises:
-        Conflict: another service repairs this node slot, or entered the register, at this moment. The next visit
-            decides again.
+        Conflict: another service repairs this node slot, entered the register, or settled the incident at this
+            moment. The next visit decides again.
     """
     incident, lease, lease_row = step.incident, step.lease, step.lease_row
     earlier_lease = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
@@ -476,6 +488,8 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+        if current.state.is_settled or current.run != incident.run:
+            raise Conflict(f"{incident.incident_id} was settled, or a later run took over.")
         repairs = current.repairs if request.rung in WAIT_RUNGS else (*current.repairs, request.rung)
         requested_incident = (
             current.without_block()
