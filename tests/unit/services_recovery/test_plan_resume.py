@@ -13,10 +13,12 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.resume_options import ResumeFacts
 from evenkeel.domain.recovery.resume_options import plan_resume as choose
 from evenkeel.domain.replay import replay
+from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.queries.records import explain
-from evenkeel.services.recovery import drain_node, plan_recovery
+from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
@@ -87,6 +89,26 @@ def test_why_shows_every_option_with_figures_or_a_reason() -> None:
     assert chosen["usd"] == pytest.approx(chosen["gpuHoursLost"] * 2.5, abs=0.01)
     assert {option["option"] for option in other_options} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "RENT"}
     assert all(option["whyNot"] for option in other_options)
+
+
+def test_entry_of_resumed_job_has_time_of_its_next_attempt() -> None:
+    """At the end of the lost attempt nothing had resumed, and the incident might not have been open."""
+    recovery = RecoveryScenario(size=3)
+    recovery.report_fault()
+    for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
+        recovery.run_state(name, service)
+    recovery.scenario.stop(recovery.job_id)
+    recovery.scenario.settle(recovery.job_id)
+    recovery.world.clock.advance(5)
+    recovery.scenario.run_scheduling_cycle()
+    recovery.scenario.run_attempt(recovery.job_id, 2)
+
+    for _ in range(2):
+        recovery.run_state("PlanResume", plan_resume)
+
+    entries = read_jobs.stored_timeline(recovery.world.ledger, recovery.incident_id)
+    (entry,) = [entry for entry in entries if "already resuming" in entry["text"]]
+    assert entry["at"] == rfc3339(recovery.scenario.attempt(recovery.job_id, 2).admitted_at)
 
 
 def test_expected_lost_work_includes_time_since_last_trusted_checkpoint() -> None:

@@ -302,7 +302,7 @@ def _record_running_resume(
     """Record that the job resumed before the plan, and page a person if it may not be rolled back again."""
     if rollback.action is Rollback.LIMIT:
         _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
-    _note_already_resuming(incident, job, attempt, context.ledger)
+    _note_already_resuming(incident, job, attempt, rollback.facts.descent, context.ledger)
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
@@ -411,9 +411,14 @@ def roll_back_jobs(incident: Incident, context: Context) -> int:
     return rolled_back_count
 
 
-def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
-    """Record once that a job resumed before the plan: its attempt ended with the node, and a later attempt exists."""
-    at = attempt.ended_at or incident.opened_at
+def _note_already_resuming(
+    incident: Incident, job: Job, attempt: Attempt, later_attempts: Sequence[Attempt], ledger: Ledger
+) -> None:
+    """Record once that a job resumed before the plan: its attempt ended with the node, and a later attempt exists.
+
+    The entry has the time of the first later attempt, so a repeated call records the same entry.
+    """
+    at = max([incident.opened_at, *(later.admitted_at for later in later_attempts[:1])])
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is already resuming."
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # recorded before
