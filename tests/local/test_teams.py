@@ -106,7 +106,9 @@ def test_preempted_job_saves_and_resumes_with_the_same_weights(centre: DataCentr
     assert (back["state"], back["currentAttempt"], low.digest()) == ("SUCCEEDED", 2, low.expected_digest)
     stopped, resumed = low.attempt(1), low.attempt(2)
     assert stopped["state"] == "STOPPED"
-    assert stopped["reason"] == f"Preempted by {high.job_id} of team red: it goes first in the same queue."
+    assert (
+        stopped["reason"] == f"Preempted by {high.job_id} of team red: the preempting job goes first in the same queue."
+    )
     assert resumed["resumeFrom"]["step"] >= 8
     assert back["applicationFailures"] == 0
     assert other.end()["state"] == "SUCCEEDED"

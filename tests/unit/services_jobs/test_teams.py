@@ -103,9 +103,11 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     request = scenario.job(low.job_id).stop_of(1)
     assert request
     assert (request.outcome, request.by) == (AttemptState.STOPPED, f"schedule_jobs/{high.job_id}")
-    assert (
-        scenario.job(low.job_id).reason == f"Preempted by {high.job_id} of team red: it goes first in the same queue."
-    )
+    text = f"Preempted by {high.job_id} of team red: the preempting job goes first in the same queue."
+    assert (request.reason, scenario.job(low.job_id).reason) == (
+        text,
+        f"The job saves a checkpoint and stops. {text}",
+    ), "the attempt still runs"
     assert scenario.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
     assert (scenario.job(high.job_id).state, len(scenario.charges())) == (JobState.PENDING, 1)
 

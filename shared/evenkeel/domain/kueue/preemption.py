@@ -35,11 +35,11 @@ class Reason(StrEnum):
 
 
 _WORDS = {
-    Reason.IN_CLUSTER_QUEUE: "it goes first in the same queue",
-    Reason.IN_COHORT_RECLAMATION: "its team takes back quota that it had lent",
-    Reason.IN_COHORT_FAIR_SHARING: "its team uses less of its fair share",
-    Reason.IN_COHORT_RECLAIM_WHILE_BORROWING: "it has a higher priority, and its team may borrow",
-    Reason.REPLACED: "it is the same job at a larger size",
+    Reason.IN_CLUSTER_QUEUE: "the preempting job goes first in the same queue",
+    Reason.IN_COHORT_RECLAMATION: "the team of the preempting job takes back quota that it had lent",
+    Reason.IN_COHORT_FAIR_SHARING: "the team of the preempting job uses less of its fair share",
+    Reason.IN_COHORT_RECLAIM_WHILE_BORROWING: "the preempting job has a higher priority, and its team may borrow",
+    Reason.REPLACED: "the preempting job is the same job at a larger size",
 }
 
 

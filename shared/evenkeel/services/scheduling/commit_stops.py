@@ -215,8 +215,9 @@ def _stop_writes(
         return ()
     request = job.stop_request_now(reason_to_stop, by, now)
     entry = TimelineEntry(at=now, kind=kind, text=reason_to_stop, writer=WRITER)
+    present_reason = f"The job saves a checkpoint and stops. {reason_to_stop}"
     return (
-        Put(job_rows.job_row(job.replace(stop_request=request, reason=reason_to_stop, is_preempted=True), version)),
+        Put(job_rows.job_row(job.replace(stop_request=request, reason=present_reason, is_preempted=True), version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{job.current_attempt}")),
     )
 
