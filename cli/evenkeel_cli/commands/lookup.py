@@ -109,13 +109,25 @@ def list_items_and_token(
     documents: list[Json] = []
     token: str | None = None
     while len(documents) < limit:
-        answer = client.get(path, pageSize=min(200, limit - len(documents)), nextPageToken=token, **query)
+        try:
+            answer = client.get(path, pageSize=min(200, limit - len(documents)), nextPageToken=token, **query)
+        except CommandFailed as failure:
+            raise _with_option(failure, query) from failure
         list_page = answer[within] if within else answer
         documents.extend(list_page["items"])
         token = list_page.get("nextPageToken") or None
         if not token:
             break
     return documents, token
+
+
+def _with_option(failure: CommandFailed, query: Json) -> CommandFailed:
+    """Name the option of the command instead of the parameter of the API, if a filter of a list is refused."""
+    match = re.match(r"(\w+)(\[\d+\])?: ", failure.text)
+    if failure.code == "VALIDATION_FAILED" and match and query.get(match[1]) is not None:
+        failure.text = f"--{match[1]}: {failure.text[match.end() :]}"
+        failure.hint = "Correct this option."
+    return failure
 
 
 def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> list[Json]:

@@ -216,15 +216,14 @@ def _plan_change(name: str, path: str, kind: str, present: Json, desired_documen
 
 
 def _print_changes(out: Printer, document: Json) -> None:
+    is_dry_run = document["isDryRun"]
+    changes: list[tuple[str, str]] = []
     for item in document["items"]:
-        name = item["name"] or "(fleet settings)"
-        if not item["changes"]:
-            out.line(out.with_glyph("idle", f"{name}  unchanged"))
-            continue
-        verb = "would change" if document["isDryRun"] else f"set, version {item['version']}"
-        out.line(
-            out.with_glyph("next" if document["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}")
-        )
+        sign = "idle" if not item["changes"] else "next" if is_dry_run else "ok"
+        verb = "would change" if is_dry_run else f"set, version {item['version']}"
+        text = f"{verb}: {', '.join(item['changes'])}" if item["changes"] else "unchanged"
+        changes.append((out.with_glyph(sign, item["name"] or "(fleet settings)"), text))
+    out.table([Column("", 0), Column("", 1, wraps=True)], changes)
     out.next_command("evenkeel teams ls")
 
 

@@ -78,7 +78,7 @@ def draw_fault(out: Printer, preview: FaultPreview) -> None:
     """Draw a fault: its meaning, its recovery, and the sources of these facts."""
     fault = preview.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
-    out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")
+    out.table([Column("", 0), Column("", 1, wraps=True)], [(out.with_glyph(sign, out.bold(fault.key)), fault.name)])
     changed_note = "changed by this policy" if preview.is_changed else ""
     kind = ", ".join(text for text in (fault.fault_class, fault.severity, changed_note) if text)
     out.line(f"  {kind}")
@@ -116,9 +116,14 @@ def draw_fault(out: Printer, preview: FaultPreview) -> None:
         ],
         indent="  ",
     )
-    for key in facts.references:
-        reference = _reference_entry(key)
-        out.line(f"  {out.dim('reference')}  {reference['title']}{': ' if reference['url'] else ''}{reference['url']}")
+    references = map(_reference_entry, facts.references)
+    out.pairs(
+        [
+            ("reference", f"{reference['title']}{': ' if reference['url'] else ''}{reference['url']}")
+            for reference in references
+        ],
+        indent="  ",
+    )
     out.line()
     out.line(f"{out.dim('policy')}  {preview.policy_hash}, catalogue {preview.catalogue_hash}")
 

@@ -15,7 +15,7 @@ def unknown_name(kind: str, name: str, known_names: Iterable[str]) -> str:
     if not names:
         return text
     more_text = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{text} There are {', '.join(names[:_MOST])}{more_text}."
+    return f"{text} Known: {', '.join(names[:_MOST])}{more_text}."
 
 
 def similar_names(name: str, known_names: Iterable[str]) -> str:

@@ -478,6 +478,15 @@ def test_lists_have_all_output_formats(cli: CliFixture, noun: str) -> None:
     assert len(wide_lines) == len(names) + 1
 
 
+@pytest.mark.parametrize("noun", ["jobs", "incidents"])
+def test_refused_filter_of_list_names_its_option(cli: CliFixture, noun: str) -> None:
+    result = cli.run(noun, "ls", "--state", "asleep")
+
+    assert (result.exit_code, result.out) == (2, "")
+    assert result.err.startswith("✖ --state: input should be 'PENDING', " if noun == "jobs" else "✖ --state: ")
+    assert result.err.splitlines()[-1] == "  Correct this option."
+
+
 def test_list_command_reads_all_pages(cli: CliFixture) -> None:
     store(cli.gateway.fakes.ledger, *(a_job(n) for n in range(1, 251)))
 

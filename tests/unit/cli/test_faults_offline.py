@@ -108,6 +108,8 @@ def test_every_fault_can_be_explained(cli: CliFixture, step: int) -> None:
 
         assert (result.exit_code, result.err) == (0, "")
         assert result.out.partition("  ")[0].endswith(key)
+        too_long = [line for line in result.out.splitlines() if len(line) > 80]
+        assert all(line.strip().startswith("https://") for line in too_long), "only a whole URL may be longer"
 
 
 def test_fault_family_and_whole_catalogue_can_be_listed(cli: CliFixture) -> None:

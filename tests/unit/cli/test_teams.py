@@ -214,6 +214,15 @@ def test_job_plan_is_shown_without_submitting_the_job(cli: CliFixture) -> None:
     assert json.loads(cli.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
+def test_applied_changes_fit_the_terminal(cli: CliFixture) -> None:
+    file = write_file(cli, TEAM)
+
+    result = cli.run("teams", "apply", "-f", file, "--reason", "the quarter's plan", terminal=True)
+
+    assert result.out.splitlines()[0].startswith("● nlp  set, version 1: allowed, ")
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
 def test_missing_team_file_is_named(cli: CliFixture, tmp_path: Path) -> None:
     result = cli.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
