@@ -19,7 +19,7 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_sources, read_status
 from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.queries.jobs import read_jobs
-from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery, repair_node
+from evenkeel.services.recovery import blocked_incidents, cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.scheduling import schedule_jobs
@@ -241,6 +241,35 @@ def test_unreadable_failure_counts_for_a_shared_cause(breaks: str) -> None:
 
     assert [len(cause.faulted_at) for cause in state.facts.causes] == [2] * len(state.facts.causes)
     assert {cause.kind for cause in state.facts.causes} >= {"zone", "image"}
+
+
+@pytest.mark.parametrize("fault_key", ["hp:NvidiaErrorReboot", "xid:79"])
+def test_node_with_unreadable_own_row_is_left_to_person(fault_key: str) -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    scenario.report_fault(fault_key=fault_key, observed_at=scenario.now)
+    life = scenario.incident.life
+    write_newer_value(scenario, fleet_rows.node_key(life.cluster, life.instance_id), ("isReady",))
+
+    assert scenario.recover() == "WAITING_FOR_PERSON"
+
+    assert "cannot read the node's row" in scenario.incident.outcome
+    assert not scenario.provider.asked
+
+
+def test_unreadable_node_row_keeps_no_other_incident_blocked() -> None:
+    scenario = RecoveryScenario(size=5, with_job=False)
+    sweep_fleet.run(scenario.context())
+    for number in (1, 3):
+        scenario.report_fault(number, observed_at=scenario.now)
+    first, second = scenario.incidents()
+    key = fleet_rows.node_key(second.life.cluster, second.life.instance_id)
+    write_newer_value(scenario, key, ("isReady",))
+    inputs = GuardrailInputs(scenario.context())
+
+    unblocked = blocked_incidents.unblocked_incidents([first, second], inputs, lambda _: False)
+
+    assert first.incident_id in unblocked
 
 
 def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:

@@ -131,6 +131,9 @@ class RepairFacts(Value):
     """Whether the jobs on the node keep running, whatever the decision is."""
     unreadable_attempts: tuple[str, ...] = ()
     """Attempts that may use the node, and whose rows this release cannot read. Known only after the drain."""
+    has_unreadable_row: bool = False
+    """Whether this release cannot read the node's row, so the causes that it shares with other nodes are unknown. Read
+    only when a rung is due."""
     progress: tuple[RepairProgress, ...] = ()
     """Repair steps that the provider reported, oldest first."""
     calls_today: int = 0
@@ -187,6 +190,9 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         names = ", ".join(facts.unreadable_attempts)
         reason = f"{names} may use the node, but this release cannot read the rows: deploy the newer release."
         return _decision_of(Repair.ASK_PERSON, reason, (decision.action.lower(), "it would end this work unsaved"))
+    if decision.rung and facts.has_unreadable_row:
+        reason = "This release cannot read the node's row: deploy the newer release."
+        return _decision_of(Repair.ASK_PERSON, reason, (decision.rung, "a cause that the node shares is unknown"))
     return decision
 
 

@@ -142,9 +142,12 @@ class GuardrailInputs:
         return GuardrailState(facts, register, version)
 
     def read_facts(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
-        """Return the facts of a verdict about an action."""
+        """Return the facts of a verdict about an action.
+
+        The causes of a node whose row cannot be read are unknown, so none is returned. Evenkeel does not repair it.
+        """
         state = self.read_counts(action, incident, looks_healthy=looks_healthy)
-        if action not in REPAIRS:
+        if action not in REPAIRS or self.has_unreadable_row(incident):
             return state
         boot_seconds = self.context.policy.watch.first_boot_grace_seconds
         faulty = [failure for failure, is_drill in self.failures if incident.is_drill or not is_drill]
@@ -160,21 +163,18 @@ class GuardrailInputs:
         return state._replace(facts=state.facts.replace(causes=causes))
 
     def _assumed_nodes(self, incident: Incident, failures: Iterable[NodeFailure]) -> list[FleetNode]:
-        """Return the failed nodes whose rows cannot be read, as if they shared every cause of the incident's node.
-
-        Raises:
-            Unreadable: the row of the incident's own node cannot be read, so its causes are unknown.
-        """
-        if not self.unreadable_nodes:
-            return []
-        own_row = self._read_row(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
-        own_node = rows.decode(own_row, FleetNode) if own_row else None
+        """Return the failed nodes whose rows cannot be read, as if they shared every cause of the incident's node."""
+        own_node = self._by_life.get(incident.life.key)
         lives = [NodeLife.from_key(failure.life_key) for failure in failures]
         return [
             own_node.replace(life=life)
             for life in lives
             if own_node and fleet_rows.node_key(life.cluster, life.instance_id) in self.unreadable_nodes
         ]
+
+    def has_unreadable_row(self, incident: Incident) -> bool:
+        """Whether this release cannot read the row of an incident's node."""
+        return fleet_rows.node_key(incident.life.cluster, incident.life.instance_id) in self.unreadable_nodes
 
     def _load_register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""

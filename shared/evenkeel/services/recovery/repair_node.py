@@ -182,6 +182,9 @@ def _decide_step(
     if not decision.rung:
         return facts, decision, None
     inputs = guardrail_inputs.GuardrailInputs(context)
+    if inputs.has_unreadable_row(incident):
+        facts = facts.replace(has_unreadable_row=True)
+        return facts, choose_repair(facts, context.policy.repair), None
     guardrail_state = inputs.read_facts(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
     facts = facts.replace(guard=guardrail_state.facts)
     return facts, choose_repair(facts, context.policy.repair), guardrail_state
