@@ -248,5 +248,5 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
         Column("HYPERPOD", lambda node: node["providerStatus"] or "–", is_wide=True),
         Column("UNMANAGED WORK", lambda node: ", ".join(node["unmanagedWorkloads"]) or "–", is_wide=True),
         Column("INCIDENT", incident),
-        *([Column("CORDONED BY", cordoned_by, may_shrink=True)] if has_cordons else []),
+        *([Column("CORDONED BY", cordoned_by, goes_below=True)] if has_cordons else []),
     ]

@@ -856,6 +856,17 @@ def test_node_replacement_needs_a_dry_run_or_yes(cli: CliFixture) -> None:
     assert len(queued) == 1
 
 
+def test_cordoned_node_of_list_fits_the_terminal(cli: CliFixture) -> None:
+    name = f"hyperpod-{instance_id(1)}"
+    store(cli.gateway.fakes.ledger, an_incident(2), a_fleet_node(1, node_name=name), a_fleet_node(2))
+    cli.run("nodes", "cordon", instance_id(1), "--reason", "fan noise in slot 4", "--yes")
+
+    result = cli.run("nodes", "ls", terminal=True)
+
+    assert "    role/Researcher (ana): fan noise in slot 4" in result.out.splitlines()
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
 def test_node_list_shows_the_blocking_guardrail(cli: CliFixture) -> None:
     block = {
         "guardrail": "POOL_REPAIRS",
