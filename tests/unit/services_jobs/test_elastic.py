@@ -28,6 +28,7 @@ from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_suspend_and_priority import suspend
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
@@ -116,6 +117,20 @@ def test_quota_limits_the_starting_size() -> None:
     job = scenario.started(team="red", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
 
     assert (job.state, job.size) == (JobState.STARTING, 2)
+
+
+@pytest.mark.parametrize("is_suspended_first", [False, True])
+def test_suspension_ends_a_requested_resize(*, is_suspended_first: bool) -> None:
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    wait_idle(scenario, 21)
+    assert scenario.job(job.job_id).resize
+
+    steps = [lambda: suspend(scenario, job), lambda: stop_and_readmit(scenario, job.job_id)]
+    for step in steps if is_suspended_first else reversed(steps):
+        step()
+
+    assert (scenario.job(job.job_id).state, scenario.job(job.job_id).resize) == (JobState.SUSPENDED, None)
 
 
 def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:

@@ -92,6 +92,24 @@ def test_job_beyond_team_quota_waits_with_a_reason() -> None:
     )
 
 
+def test_job_preempted_before_its_pods_start_stays_preempted() -> None:
+    scenario = shared_fleet(size=2, red=16, blue=0)
+    low = scenario.started(team="red", priority_class="low")
+    scenario.launch(low.job_id)
+    scenario.submit("high", team="red", priority_class="high")
+    scenario.run_scheduling_cycle()
+
+    scenario.run_attempt(low.job_id, 1)
+    running = scenario.job(low.job_id)
+    scenario.stop(low.job_id)
+    scenario.world.cluster.stop(scenario.attempt(low.job_id), 0)
+    scenario.settle(low.job_id)
+
+    assert (running.state, running.is_preempted) == (JobState.RUNNING, True)
+    assert running.reason.startswith("The job saves a checkpoint and stops. Preempted by ")
+    assert scenario.job(low.job_id).is_preempted
+
+
 def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")

@@ -48,13 +48,16 @@ def _try_to_mark(request: attempt_store.AttemptRequest, context: Context) -> Mar
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return MarkRunningResult(outcome=RunningOutcome.STALE)
     job_with_throughput = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
+    # A job that was preempted before its pods started still counts as preempted: it is about to stop.
+    is_preempted = job.is_preempted and job.stop_of(attempt.attempt) is not None
     running_job = job_with_throughput.replace(
-        launch_failures=0, started_at=job.started_at or context.now, is_preempted=False
+        launch_failures=0, started_at=job.started_at or context.now, is_preempted=is_preempted
     )
     if job.is_growth_attempt(attempt.attempt):
         running_job = running_job.replace(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:
-        running_job = running_job.replace(state=JobState.RUNNING, reason=_running_text(attempt))
+        reason = job.reason if is_preempted else _running_text(attempt)
+        running_job = running_job.replace(state=JobState.RUNNING, reason=reason)
     entry = TimelineEntry(at=context.now, kind="running", text=_timeline_text(attempt), writer=WRITER)
     running_attempt = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(

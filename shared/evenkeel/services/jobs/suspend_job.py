@@ -59,6 +59,7 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
                 suspended_at=context.now,
                 reason=reason,
                 displacing_since=None,  # other jobs take the nodes that were freed for it
+                resize=None,
             )
         stop_request = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
         return job.replace(is_suspended=True, suspended_at=context.now, stop_request=stop_request)
