@@ -127,7 +127,8 @@ class Wait(Value):
     kueue_position: int | None = None
     """Position in Kueue's queue."""
     seen_since: Instant | None = None
-    """Time of the first uncertain answer. The wait is answered only if the answer stays the same for a while."""
+    """Time of the first uncertain answer; None without one. The wait is answered only if the answer stays the same for
+    a while."""
 
 
 WAIT_NAMES = {

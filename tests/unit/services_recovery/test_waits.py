@@ -275,6 +275,20 @@ def test_failure_is_attributed_to_the_application_after_a_delay(waits: Waits) ->
     assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == "FAILED"
 
 
+def test_delay_begins_again_after_pods_ran_again(waits: Waits) -> None:
+    waits.world.cluster.fail_pods(waits.job_id, 1)
+    waits.open_wait()
+    waits.world.cluster.run_pods(waits.job_id, 1)
+    assert waits.evaluate_waits() == []
+    waits.world.clock.advance(waits.policy.jobs.attribution_delay_seconds)
+
+    waits.world.cluster.fail_pods(waits.job_id, 1)
+
+    assert waits.evaluate_waits() == []
+    waits.world.clock.advance(waits.policy.jobs.attribution_delay_seconds)
+    assert waits.evaluate_waits() == ["ENDED"]
+
+
 def test_node_fault_during_the_delay_takes_the_blame(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
     waits.open_wait()

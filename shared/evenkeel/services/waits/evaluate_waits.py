@@ -119,6 +119,8 @@ def _evaluate_wait(wait: Wait, row: Row, observation: Observation, wait_answers:
     answer = judge_wait(wait, observation)
     if answer is not None and blames_application(answer) and not _is_debounced(wait, row, observation):
         answer = None
+    elif answer is None and wait.seen_since is not None:
+        _record_seen_since(None, wait, row, observation)
     if (
         answer is None
         and observation.context.now >= wait.deadline_at
@@ -169,11 +171,13 @@ def _is_debounced(wait: Wait, row: Row, observation: Observation) -> bool:
         )
     if observation.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
-    with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
-        observation.context.ledger.commit(
-            Put(subject_rows.wait_row(wait.replace(seen_since=observation.context.now), row.version))
-        )
+    _record_seen_since(observation.context.now, wait, row, observation)
     return False
+
+
+def _record_seen_since(seen_since: datetime | None, wait: Wait, row: Row, observation: Observation) -> None:
+    with contextlib.suppress(Conflict):  # the wait changed meanwhile; the next evaluation reads it
+        observation.context.ledger.commit(Put(subject_rows.wait_row(wait.replace(seen_since=seen_since), row.version)))
 
 
 def _record_kueue_status(wait: Wait, row: Row, observation: Observation) -> tuple[Wait, Row]:
