@@ -339,9 +339,9 @@ class _VictimQueues:
         self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
-        """Yield the next queue. The caller takes candidates from it until it has none or its use changed, or drops it.
+        """Yield the next queue.
 
-        The caller calls `use_changed` before it asks for the next queue.
+        Before the caller asks for the next queue, it drops this one, takes all its candidates, or calls `use_changed`.
         """
         if self.quota_node.parent is None:
             while self.quota_node not in self.dropped and self.candidates_by_queue[self.quota_node.name]:
@@ -505,10 +505,17 @@ def _restore_shares(shares: _Shares) -> None:
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
     """Remove at most one more candidate of each queue, if its branch has the higher share before the removal."""
     targets = _VictimQueues(demand, group_by_queue(retry), snapshot.now)
-    for queue in targets:
+
+    def has_higher_share(queue: QuotaNode) -> bool:
         preemptor_branch, queue_branch = targets.branches(queue)
+        return share_of(preemptor_branch).rank < share_of(queue_branch).rank
+
+    # Shares change only when a candidate is removed. So if no branch has the higher share now, none ever has.
+    if not any(has_higher_share(snapshot.queues[name].quota_node) for name in targets.candidates_by_queue):
+        return False
+    for queue in targets:
         admitted = targets.take(queue)
-        if share_of(preemptor_branch).rank < share_of(queue_branch).rank:
+        if has_higher_share(queue):
             snapshot.release(admitted)
             victims.append(Victim(admitted, Reason.IN_COHORT_FAIR_SHARING))
             targets.use_changed(queue)
