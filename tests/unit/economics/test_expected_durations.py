@@ -52,6 +52,11 @@ def test_cases_of_the_job_come_before_cases_of_its_pool() -> None:
     assert few.text == "109.5 s (20 cases of pool p5, 95 % interval 105 to 114 s)"
 
 
+def test_text_of_measured_seconds_is_rounded_to_tenths() -> None:
+    assert expect(1.46439, 2.45213, 4.04012).text == "2.5 s (3 cases of pool p5, too few for an interval)"
+    assert expect(*[1.46439] * 8).text == "1.5 s (8 cases of pool p5, 95 % interval 1.5 to 1.5 s)"
+
+
 @pytest.mark.parametrize(
     # Ranks of the exact interval of 95 % for a median, as tables of nonparametric statistics print them.
     ("cases", "ranks"),

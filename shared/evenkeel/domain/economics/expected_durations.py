@@ -33,9 +33,9 @@ class ExpectedDuration(Value):
         interval = (
             "too few for an interval"
             if self.low_seconds is None
-            else f"95 % interval {self.low_seconds:g} to {self.high_seconds:g} s"
+            else f"95 % interval {round(self.low_seconds, 1):g} to {round(self.high_seconds or 0, 1):g} s"
         )
-        return f"{self.seconds:g} s ({self.samples} cases of {self.origin}, {interval})"
+        return f"{round(self.seconds, 1):g} s ({self.samples} cases of {self.origin}, {interval})"
 
 
 class MeasuredDurations(NamedTuple):
