@@ -139,6 +139,7 @@ class TimelinePrinter:
         self._output, self._client = output, client
         self._seen: set[str] = set()
         self._waiting: list[tuple[str, str, dict[str, Any]]] = []
+        self._last_printed_at = datetime.min.replace(tzinfo=UTC)
         self.injected_at: datetime | None = None
 
     def mark_as_printed(self, path: str) -> None:
@@ -169,8 +170,11 @@ class TimelinePrinter:
                     self._output.paragraph(entry["text"], head="  ● ")
 
     def _print(self, at: str, lane: str, entry: dict[str, Any]) -> None:
+        """Print an entry. An entry that is recorded even later has no time, so the times stay in order."""
         since = (_parse_time(at) - (self.injected_at or _parse_time(at))).total_seconds()
-        head = f"  {since:+7.2f}s  {lane:<4} {GLYPHS.get(entry['kind'], '●')} {entry['kind']:<9} "
+        time_text = f"{since:+7.2f}s" if _parse_time(at) >= self._last_printed_at else ""
+        self._last_printed_at = max(self._last_printed_at, _parse_time(at))
+        head = f"  {time_text:<8}  {lane:<4} {GLYPHS.get(entry['kind'], '●')} {entry['kind']:<9} "
         self._output.paragraph(_shorten_instance_ids(entry["text"]), head=head)
 
 

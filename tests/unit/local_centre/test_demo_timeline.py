@@ -38,6 +38,20 @@ def test_late_entry_is_printed_in_order_of_time(capsys: pytest.CaptureFixture[st
     assert re.findall(r"\+(\d+\.\d+)s", capsys.readouterr().out) == ["0.75", "2.00"]
 
 
+def test_entry_behind_a_printed_one_has_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    timelines = FakeTimelines()
+    printer = TimelinePrinter(DemoOutput(), timelines)  # type: ignore[arg-type]  # only `get` is used
+    printer.injected_at = FAULT
+
+    for path, seconds in (("/jobs/1/timeline", 6.0), ("/incidents/1/timeline", 5.5), ("/jobs/1/timeline", 7.0)):
+        timelines.record(path, seconds)
+        printer.print_new(*timelines.entries, until=FAULT + timedelta(minutes=1))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert re.findall(r"\+(\d+\.\d+)s", "".join(lines)) == ["6.00", "7.00"]
+    assert len({line.index("◆") for line in lines}) == 1
+
+
 def test_only_final_receipt_is_printed_and_without_time(capsys: pytest.CaptureFixture[str]) -> None:
     """A receipt gets new figures when a later stage is recorded, long after its time."""
     timelines = FakeTimelines()
