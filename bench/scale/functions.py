@@ -66,6 +66,23 @@ _ENVIRONMENT: Final = {
 _IMPORT: Final = """
 import importlib, importlib.util, json, sys, time
 began = time.process_time()
+import pydantic
+models, is_counting = 0.0, False
+def counted(build):
+    def wrapper(*arguments, **options):
+        global models, is_counting
+        if is_counting:
+            return build(*arguments, **options)
+        is_counting, build_began = True, time.process_time()
+        try:
+            return build(*arguments, **options)
+        finally:
+            models += time.process_time() - build_began
+            is_counting = False
+    return wrapper
+metaclass, rebuild = type(pydantic.BaseModel), pydantic.BaseModel.model_rebuild.__func__
+metaclass.__new__ = counted(metaclass.__new__)
+pydantic.BaseModel.model_rebuild = classmethod(counted(rebuild))
 spec = importlib.util.spec_from_file_location("handler", sys.argv[1])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 from evenkeel.adapters import aws
@@ -75,7 +92,7 @@ for service in sys.argv[3].split(","):
     aws.client(service)
 spent = time.process_time() - began
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps([spent, int(peak.split()[1]) * 1024]))
+print(json.dumps([spent, models, int(peak.split()[1]) * 1024]))
 """
 
 
@@ -123,6 +140,8 @@ class ColdStart:
 
     processor_seconds: float
     memory_bytes: int
+    model_seconds: float = 0.0
+    """The part of `processor_seconds` in which pydantic makes and builds models."""
 
 
 def cold_start(function: str, starts: int = 1) -> ColdStart:
@@ -164,9 +183,9 @@ def measure_start(function: str, adapters: Iterable[str], clients: Iterable[str]
     # Lambda sets credentials. Without them, the SDK would look for a metadata service.
     environment |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
     scale = processor_scale(1)
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    spent, memory = json.loads(done.stdout)
-    return ColdStart(spent * scale, memory)
+    completed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    spent, models, memory = json.loads(completed.stdout)
+    return ColdStart(spent * scale, memory, models * scale)
 
 
 class _PolicyPerFunction:
