@@ -126,9 +126,11 @@ def test_suspension_ends_a_requested_resize(*, is_suspended_first: bool) -> None
     wait_idle(scenario, 21)
     assert scenario.job(job.job_id).resize
 
-    steps = [lambda: suspend(scenario, job), lambda: stop_and_readmit(scenario, job.job_id)]
-    for step in steps if is_suspended_first else reversed(steps):
-        step()
+    if is_suspended_first:
+        suspend(scenario, job)
+    stop_and_readmit(scenario, job.job_id)
+    if not is_suspended_first:
+        suspend(scenario, job)
 
     assert (scenario.job(job.job_id).state, scenario.job(job.job_id).resize) == (JobState.SUSPENDED, None)
 
