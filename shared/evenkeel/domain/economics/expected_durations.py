@@ -32,8 +32,8 @@ class ExpectedDuration(Value):
             return f"{self.seconds:g} s (policy)"
         interval = (
             "too few for an interval"
-            if self.low_seconds is None
-            else f"95 % interval {round(self.low_seconds, 1):g} to {round(self.high_seconds or 0, 1):g} s"
+            if self.low_seconds is None or self.high_seconds is None
+            else f"95 % interval {round(self.low_seconds, 1):g} to {round(self.high_seconds, 1):g} s"
         )
         return f"{round(self.seconds, 1):g} s ({self.samples} cases of {self.origin}, {interval})"
 

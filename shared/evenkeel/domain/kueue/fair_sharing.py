@@ -335,7 +335,7 @@ class _VictimQueues:
         self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
         self._ranked: dict[QuotaNode, list[tuple[_RankBelow, QuotaNode]]] = {}
-        """By cohort: its children that have candidates or may have some, the best last, as long as no use changes."""
+        """By cohort: its children that may have candidates, the highest share last. `use_changed` removes it."""
         self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
@@ -354,12 +354,12 @@ class _VictimQueues:
                 yield queue
 
     def use_changed(self, queue: QuotaNode) -> None:
-        """Rank the nodes above a queue again, because its use changed."""
+        """Forget the ranks below each cohort of a queue: the use of the queue changed."""
         for cohort in queue.path:
             self._ranked.pop(cohort, None)
 
     def _next(self, cohort: QuotaNode) -> QuotaNode | None:
-        """Return the next queue below a cohort; None if a node was dropped instead, because it has none."""
+        """Return the next queue below a cohort. None: no queue is left below a cohort, which is dropped."""
         ranked = self._ranked.get(cohort)
         if ranked is None:
             ranked = self._ranked[cohort] = self._rank_children(cohort)
