@@ -1,5 +1,6 @@
 """Unmanaged jobs on a faulty node come back: suspended and resumed, or deleted and created again."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -337,6 +338,19 @@ def test_unreadable_job_does_not_prevent_restart_of_others(monkeypatch: pytest.M
         recovery.run_state("", service)
 
     assert restart_steps(recovery) == [("suspend", LABEL)]
+
+
+def test_unreadable_restart_does_not_stop_the_drain() -> None:
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
+    ledger = recovery.world.ledger
+    row = ledger.get(unmanaged_restart_rows.key_of(restart_of(recovery, a_job())))
+    assert row is not None
+    ledger.commit(Put(replace(row, doc={**row.doc, "stage": "OF_A_NEWER_RELEASE"})))
+    recovery.world.cluster.submit(CLUSTER, a_job(name="other", uid="u-2"))
+
+    recovery.run_state("", drain_node)
+
+    assert restart_steps(recovery) == [("suspend", LABEL), ("suspend", "JobSet research/other")]
 
 
 def test_unmanaged_job_is_not_stopped_for_an_ended_incident() -> None:

@@ -61,8 +61,8 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     if not incident.node_name or not may_stop:
         return frozenset()
     for label, action in incident.unmanaged_jobs.items():
-        if action == RestartAction.RESTART and (row := context.ledger.get(_restart_key(incident, label))):
-            _advance_safely(rows.decode(row, UnmanagedRestart), context)
+        if action == RestartAction.RESTART:
+            _advance_safely(incident, label, context)
     moved_labels = set()
     node = _stored_node(incident, context)
     for job in _jobs_on_node(incident, node, context):
@@ -86,11 +86,12 @@ def run_if_allowed(incident: Incident, context: Context) -> frozenset[str]:
     return run(incident, context, may_stop=True)
 
 
-def _advance_safely(restart: UnmanagedRestart, context: Context) -> None:
+def _advance_safely(incident: Incident, label: str, context: Context) -> None:
     try:
-        advance(restart, context)
+        if row := context.ledger.get(_restart_key(incident, label)):
+            advance(rows.decode(row, UnmanagedRestart), context)
     except EvenkeelError as error:
-        context.telemetry.warning("UnmanagedJobNotHandled", job=restart.label, detail=str(error))
+        context.telemetry.warning("UnmanagedJobNotHandled", job=label, detail=str(error))
 
 
 def _restart_key(incident: Incident, label: str) -> Key:
