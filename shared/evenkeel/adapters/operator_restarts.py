@@ -35,9 +35,9 @@ def recreation_of(pod: Mapping[str, Any], kind: str, chain: Sequence[Mapping[str
 
 
 def consent_of(*items: Mapping[str, Any]) -> Consent:
-    """Read the label of a job, or else of its pods: the first object that has the label decides."""
+    """Read the label of a job, or else of its pods or their templates: the first that has the label decides."""
     for item in items:
-        value = (item["metadata"].get("labels") or {}).get(RESUME_LABEL)
+        value = ((item.get("metadata") or {}).get("labels") or {}).get(RESUME_LABEL)
         if value is not None:
             return Consent.ALLOWED if value == RESUME_ALLOWED else Consent.FORBIDDEN
     return Consent.UNSET

@@ -199,7 +199,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
         name=metadata["name"],
         uid=metadata["uid"],
         state=_state(item),
-        consent=consent_of(item, *own_pods),
+        consent=consent_of(item, *own_pods, *_pod_templates(item)),  # its operator may have deleted its pods
         owner=next(
             (f"{reference['kind']} {reference['name']}" for reference in metadata.get("ownerReferences") or ()), ""
         ),

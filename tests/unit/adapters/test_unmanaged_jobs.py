@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.adapters.unmanaged_jobs import checkpoint_location, manifest_of
+from evenkeel.adapters.unmanaged_jobs import checkpoint_location, manifest_of, read_job
+from evenkeel.adapters.workloads import Controllers
+from evenkeel.domain.external.unmanaged_workloads import Consent
 
 
 def a_container(**fields: Any) -> dict[str, Any]:
@@ -126,3 +128,13 @@ def test_copied_manifest_keeps_the_users_selector_and_is_not_suspended() -> None
         "spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "None"}},
     }
     assert manifest_of(operated)["spec"] == {"runPolicy": {"cleanPodPolicy": "None"}}
+
+
+@pytest.mark.parametrize(("label", "consent"), [("allowed", Consent.ALLOWED), ("forbidden", Consent.FORBIDDEN)])
+def test_consent_of_pods_outlives_the_pods(label: str, consent: Consent) -> None:
+    job = a_job(a_container())
+    job["metadata"] = {"namespace": "research", "name": "llama", "uid": "u-1"}
+    job["spec"]["template"]["metadata"] = {"labels": {"evenkeel.io/resume": label}}
+
+    assert read_job(job, (), Controllers([])).consent is consent
+    assert read_job({**job, "spec": {"template": {}}}, (), Controllers([])).consent is Consent.UNSET
