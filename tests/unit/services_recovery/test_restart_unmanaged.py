@@ -229,6 +229,27 @@ def test_hold_delays_the_deletion_of_a_job_that_failed_later() -> None:
     assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
+@pytest.mark.parametrize("state", [UnmanagedJobState.RUNNING, UnmanagedJobState.FAILED])
+def test_no_job_is_stopped_after_its_consent_was_withdrawn(state: UnmanagedJobState) -> None:
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.submit(CLUSTER, a_job(state=state, consent=Consent.FORBIDDEN))
+
+    restart = advance_restart(recovery, a_job())
+
+    assert restart_steps(recovery) == [("suspend", LABEL)]  # from the time before
+    assert (restart.stage, restart.was_restarted) == (RestartStage.ENDED, False)
+    assert "no longer allows it" in restart.result
+
+
+def test_job_that_evenkeel_suspended_resumes_without_consent() -> None:
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
+    recovery.world.cluster.submit(
+        CLUSTER, a_job(state=UnmanagedJobState.SUSPENDED, live_nodes=(), consent=Consent.FORBIDDEN)
+    )
+
+    assert advance_restart(recovery, a_job()).was_restarted
+
+
 def test_job_is_left_alone_in_observe_mode() -> None:
     recovery = recovery_with_unmanaged_jobs(a_job(), mode=Mode.OBSERVE)
 

@@ -332,7 +332,7 @@ def is_stopping_step(step: RestartStep) -> bool:
 
 
 def choose_next_step(
-    restart: UnmanagedRestart, job: UnmanagedJob | None, *, incident_is_over: bool = False
+    restart: UnmanagedRestart, job: UnmanagedJob | None, *, incident_is_over: bool = False, by_policy: bool = True
 ) -> NextStep:
     """Return the next step of a restart.
 
@@ -341,7 +341,16 @@ def choose_next_step(
         job: The object of that name now; None if there is none.
         incident_is_over: Whether the incident of the node is settled. If it is settled, Evenkeel suspends no job for
             it.
+        by_policy: Whether the policy still lets Evenkeel recover the jobs of its namespace. If neither the policy nor
+            the job's label does, Evenkeel no longer stops the job.
     """
+    next_step = _next_step(restart, job, incident_is_over=incident_is_over)
+    if job is None or not is_stopping_step(next_step.step) or is_allowed(job.consent, by_policy=by_policy):
+        return next_step
+    return NextStep(RestartStep.END, f"{restart.label} is not restarted: its label or the policy no longer allows it.")
+
+
+def _next_step(restart: UnmanagedRestart, job: UnmanagedJob | None, *, incident_is_over: bool) -> NextStep:
     if restart.stage is RestartStage.DELETED:
         return _next_step_after_delete(restart, job)
     if job is None:

@@ -224,7 +224,8 @@ def advance(restart: UnmanagedRestart, context: Context) -> UnmanagedRestart:
     progress = _RestartWriter(restart, row.version, context)
     if is_stopping_step(step.step):  # the other steps start the job again, whatever became of the incident
         incident, _ = incident_store.load_incident(context.ledger, restart.incident_id)
-        step = choose_next_step(restart, job, incident_is_over=incident.state.is_settled)
+        is_adopted = restart.namespace in context.policy.adoption.namespaces
+        step = choose_next_step(restart, job, incident_is_over=incident.state.is_settled, by_policy=is_adopted)
         if is_stopping_step(step.step) and (reason_not_allowed := _why_not_now(incident, context)):
             return progress.record_wait_reason(reason_not_allowed)
     if step.step is RestartStep.WAIT:
