@@ -268,6 +268,36 @@ def test_job_in_namespace_without_rights_stays_unchanged() -> None:
     assert "has no right to patch jobsets, create jobsets in its namespace" in timeline_lines(recovery)
 
 
+@pytest.mark.parametrize("job", [a_job(), a_failed_job()])
+def test_missing_rights_are_recorded_once_until_granted(job: UnmanagedJob) -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    cluster = recovery.world.cluster
+    cluster.missing_verbs = ("create",)
+    cluster.submit(CLUSTER, job)
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node, drain_node, drain_node):
+        recovery.run_state("", service)
+    lines = timeline_lines(recovery)
+
+    cluster.missing_verbs = ()
+    recovery.run_state("", drain_node)
+
+    assert lines.count(LABEL) == lines.count(f"{LABEL} is not restarted: Evenkeel has no right to create") == 1
+    assert len(restart_steps(recovery)) == 1
+
+
+def test_too_long_manifest_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    monkeypatch.setattr(recovery.world.cluster, "manifest_of", lambda *_: "x" * 200_001)
+    recovery.world.cluster.submit(CLUSTER, a_failed_job())
+    recovery.report_fault(fault_key="hp:NvidiaErrorReboot")
+    for service in (plan_recovery, cordon_node, drain_node, drain_node):
+        recovery.run_state("", service)
+
+    assert timeline_lines(recovery).count(LABEL) == 1
+    assert restart_steps(recovery) == []
+
+
 def test_repeatedly_failing_job_has_limited_restarts() -> None:
     recovery = recovery_with_unmanaged_jobs(
         a_failed_job(), policy=SAVES.replace(adoption=AdoptionPolicy(max_restarts=2))

@@ -113,6 +113,8 @@ class RestartFacts(Value):
     recent_restarts: int = 0
     """Restarts by Evenkeel within `COUNTED_FOR`."""
     max_restarts: int
+    why_impossible: str = ""
+    """Why Evenkeel could not stop the job and start it again: `Evenkeel has no right to …`; empty if it could."""
 
 
 class RestartDecision(Value):
@@ -197,7 +199,7 @@ def _why_not_restarted(facts: RestartFacts) -> str:
         )
     if facts.recent_restarts >= facts.max_restarts:
         return f"Evenkeel restarted it {count_of(facts.recent_restarts, 'time')} within 24 hours."
-    return ""
+    return facts.why_impossible
 
 
 def _failed_on_node(facts: RestartFacts) -> bool:

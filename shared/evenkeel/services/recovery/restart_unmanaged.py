@@ -170,7 +170,10 @@ def _decide_restart(
         recent_restarts=len(last_restart.recent_starts(context.now)) if last_restart else 0,
         max_restarts=policy.adoption.max_restarts,
     )
-    return decide_restart(facts)
+    decision = decide_restart(facts)
+    if decision.action is not RestartAction.RESTART:
+        return decision
+    return decide_restart(facts.replace(why_impossible=_why_impossible(incident.life.cluster, job, context)))
 
 
 def _record_decision(
@@ -286,27 +289,31 @@ def _why_not_now(incident: Incident, context: Context) -> str:
     return "" if verdict.is_allowed else verdict.reason
 
 
+def _why_impossible(cluster: str, job: UnmanagedJob, context: Context) -> str:
+    """Return why Evenkeel could not stop a job and start it again; empty if it could."""
+    if missing_permissions := context.cluster.missing_restart_rights(cluster, job):
+        refusals = "; ".join(permission.refusal for permission in missing_permissions)
+        context.telemetry.warning("RestartNotPermitted", job=job.label, detail=refusals)
+        verbs = ", ".join(f"{permission.verb} {permission.resource}" for permission in missing_permissions)
+        return f"Evenkeel has no right to {verbs} in its namespace."
+    is_too_long = (
+        job.state is UnmanagedJobState.FAILED
+        and len(context.cluster.manifest_of(cluster, job).encode()) > MAX_MANIFEST_BYTES
+    )
+    return f"its manifest has more than {MAX_MANIFEST_BYTES} bytes." if is_too_long else ""
+
+
 def _stop_job(progress: _RestartWriter, job: UnmanagedJob, step: NextStep) -> UnmanagedRestart:
     """Suspend the object, or delete it. Record that first, so that the next call can tell who did it."""
     cluster, restart = progress.context.cluster, progress.restart
-    if missing_permissions := cluster.missing_restart_rights(restart.cluster, job):
-        progress.context.telemetry.warning(
-            "RestartNotPermitted",
-            job=restart.label,
-            detail="; ".join(permission.refusal for permission in missing_permissions),
-        )
-        verbs = ", ".join(f"{permission.verb} {permission.resource}" for permission in missing_permissions)
-        text = f"{restart.label} is not restarted: Evenkeel has no right to {verbs} in its namespace."
-        return progress.record_end(text, was_restarted=False)
+    if why_impossible := _why_impossible(restart.cluster, job, progress.context):
+        return progress.record_end(f"{restart.label} is not restarted: {why_impossible}", was_restarted=False)
     if step.step is RestartStep.SUSPEND:
         if restart.stage is not RestartStage.SUSPENDED:
             restart = progress.record(step.reason, stage=RestartStage.SUSPENDED)
         cluster.suspend(restart.cluster, job, is_suspended=True)
         return restart
     manifest = cluster.manifest_of(restart.cluster, job)
-    if len(manifest.encode()) > MAX_MANIFEST_BYTES:
-        text = f"{restart.label} is not restarted: its manifest has more than {MAX_MANIFEST_BYTES} bytes."
-        return progress.record_end(text, was_restarted=False)
     is_repeated = restart.stage is RestartStage.DELETED
     restart = progress.record("" if is_repeated else step.reason, stage=RestartStage.DELETED, manifest=manifest)
     if not cluster.delete_job(restart.cluster, job) and not is_repeated:
