@@ -219,7 +219,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "attempts.attempt_answer": attempt_waits.evaluate_attempt_wait,
     "attempts.attempt_writers": state_writers.attempt_writers,
     "attempts.contradicted": attempt_end.end_despite_live_pods,
-    "attempts.excused": attempt_end.without_blame,
+    "attempts.excused": attempt_end.attributed_to_faulty_nodes,
     "attempts.job_writers": state_writers.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned_attempt,
     "attempts.judge_end": attempt_end.judge_end,

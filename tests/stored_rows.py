@@ -13,7 +13,7 @@ from evenkeel.domain.capacity.training_plans import PlanEnds
 from evenkeel.domain.costs.day_figures import DayRow
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import Evidence, Incident, NodeFact
 from evenkeel.domain.health.ingestion import LastIncident
 from evenkeel.domain.health.recurrence import FaultHistory

@@ -136,7 +136,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
         """Events of the next watch."""
         self.watch_errors: dict[str, str] = {}
         """By kind of object: why its watch is broken."""
-        self.blind: dict[str, set[str]] = {}
+        self.unreadable_lists: dict[str, set[str]] = {}
         """By cluster: the lists that get no answer (`nodes`, `workloads`, …); `*` for all."""
         self.idle_seconds = 1.0
         """How far a watch with nothing to report moves the clock."""
@@ -153,7 +153,7 @@ class FakeCluster(FakeAdmissionChecks, FakeCapacity, FakeUnmanagedJobs):
 
     def _answer(self, cluster: str, what: str) -> None:
         """Raise if a test made this cluster, or this list, unreachable."""
-        lists = self.blind.get(cluster, set())
+        lists = self.unreadable_lists.get(cluster, set())
         if what in lists or "*" in lists:
             raise Unreachable(f"{what} of {cluster}: no answer")
 

@@ -15,7 +15,7 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.tables import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
-from tests.simulator.elastic_scenario import PASSES_EVERY, GrowthAttempt
+from tests.simulator.elastic_scenario import CYCLES_EVERY, GrowthAttempt
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
 from tests.simulator.team_invariants import over
 
@@ -496,7 +496,7 @@ def _resizes_to_pay_off(job: Job, held: int, sizes: list[int]) -> float:
 @invariant_check(
     "grow-when-nodes-idle",
     "After the faults stop, no job stays smaller than idle nodes allow that no job waits for, if it gains by them.",
-    CheckTrigger.CALM,
+    CheckTrigger.AFTER_FAULTS,
     needs_elastic_jobs=True,
 )
 def grows_when_idle(world: "Simulation") -> Iterator[str]:
@@ -529,7 +529,7 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
             continue
         growth_attempt = known.growths.get(job.job_id, GrowthAttempt())
         pays = terms.resize_seconds * max(held + idle, _resizes_to_pay_off(job, held, larger_sizes))
-        pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
+        pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * CYCLES_EVERY
         if growth_attempt.failures:
             pause += terms.max_backoff_seconds
         if world.loop.seconds - known.disturbed_at > pause:

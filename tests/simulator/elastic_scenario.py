@@ -41,8 +41,8 @@ _OWN = 60
 """Number of the first additional elastic job."""
 _LATER, _LAST = 70, 80
 """Numbers, from and below, of the jobs that make elastic jobs shrink."""
-PASSES_EVERY = 30.0
-_PASSES_EVERY_DURING_FAULTS = 8.0
+CYCLES_EVERY = 30.0
+_CYCLES_EVERY_DURING_FAULTS = 8.0
 """Seconds between scheduling cycles. During faults they are frequent: only cycles change sizes."""
 _POOL = "p5-workers"
 LENDERS = "amber"
@@ -168,7 +168,7 @@ class ElasticScenario:
             world.loop.after(rng.uniform(25, chaos_seconds + 60), self._submit(number, nodes, rng.choice((20.0, 40.0))))
         for _ in range(rng.choice((1, 2)) if self.serving_target else 0):
             self._schedule_spike(rng.uniform(20, chaos_seconds), rng.uniform(20, 60), rng.choice((1, 2, 2, 4)))
-        world.loop.after(rng.uniform(0, PASSES_EVERY), self._run_scheduling_cycle)
+        world.loop.after(rng.uniform(0, CYCLES_EVERY), self._run_scheduling_cycle)
 
     def _add_competing_jobs(self, sharing: "TeamScenario", chaos_seconds: float) -> None:
         """Let a job hold nodes that other jobs of its team request later; one of them requests more than exists."""
@@ -196,7 +196,7 @@ class ElasticScenario:
     def _run_scheduling_cycle(self) -> None:
         self.world.invoke_scheduled("schedule_jobs")
         self.world.loop.after(
-            PASSES_EVERY if self.world.is_calm else _PASSES_EVERY_DURING_FAULTS, self._run_scheduling_cycle
+            CYCLES_EVERY if self.world.faults_ended else _CYCLES_EVERY_DURING_FAULTS, self._run_scheduling_cycle
         )
 
     def with_sizes(self, number: int, spec: JobSpec) -> JobSpec:
@@ -294,7 +294,7 @@ class ElasticScenario:
         world = self.world
         docs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
-        if not jobs or world.is_calm or not world.calls or self.rng.random() > _DISTURBANCE_SHARE:
+        if not jobs or world.faults_ended or not world.calls or self.rng.random() > _DISTURBANCE_SHARE:
             return
         is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
         # In most cases the idle nodes of a growing job are taken before it restarts.

@@ -66,13 +66,13 @@ class CheckTrigger(StrEnum):
     STOP = "at every stop"
     RENT = "whenever nodes are asked for"
     LIMIT = "whenever a pool's limit is set"
-    LOOK = "every half minute"
+    HALF_MINUTE = "every half minute"
     ANSWER = "at every answer to a wait"
     ALERT = "at every page"
     FAILURE = "whenever a function fails"
     RETURN = "whenever a function ends"
-    BLIND = "every ten seconds"
-    CALM = "repeatedly, after the faults stop"
+    STATUS = "every ten seconds"
+    AFTER_FAULTS = "repeatedly, after the faults stop"
     END = "at the end"
 
 
@@ -155,11 +155,11 @@ class InvariantChecker:
     def limited(self, world: "Simulation", pool: str, limit: tuple[int, int]) -> None:
         self._make(CheckTrigger.LIMIT, world, pool, limit)
 
-    def looked(self, world: "Simulation") -> None:
-        self._make(CheckTrigger.LOOK, world)
+    def half_minute_passed(self, world: "Simulation") -> None:
+        self._make(CheckTrigger.HALF_MINUTE, world)
 
-    def blind(self, world: "Simulation") -> None:
-        self._make(CheckTrigger.BLIND, world)
+    def status_read(self, world: "Simulation") -> None:
+        self._make(CheckTrigger.STATUS, world)
 
     def answered(self, world: "Simulation", token: str, output: "Json") -> None:
         self._make(CheckTrigger.ANSWER, world, token, output)
@@ -173,8 +173,8 @@ class InvariantChecker:
     def ended(self, world: "Simulation", call: "FunctionCall") -> None:
         self._make(CheckTrigger.RETURN, world, call)
 
-    def calm(self, world: "Simulation") -> None:
-        self._make(CheckTrigger.CALM, world)
+    def after_faults(self, world: "Simulation") -> None:
+        self._make(CheckTrigger.AFTER_FAULTS, world)
 
     def end(self, world: "Simulation") -> None:
         self._make(CheckTrigger.END, world)
@@ -688,7 +688,7 @@ def unhealthy_node_gets_no_job(world: "Simulation", changes: Changes) -> Iterato
                 yield f"{key.sk} is admitted on {name}, but {left_unhealthy[node.instance_id]} left it unhealthy"
 
 
-@invariant_check("no-job-on-unhealthy-node", "", CheckTrigger.LOOK)
+@invariant_check("no-job-on-unhealthy-node", "", CheckTrigger.HALF_MINUTE)
 def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     left_unhealthy = _left_unhealthy(world, before=world.loop.seconds - _INDEXED_WITHIN)
     if not left_unhealthy:
@@ -1096,15 +1096,15 @@ _SOURCE_OF = {"cluster": f"kubernetes-list/{CLUSTER}", "provider": "hyperpod"}
 @invariant_check(
     "unreachable-is-never-healthy",
     "A control plane silent past its threshold is shown as stale, and the status is not OK.",
-    CheckTrigger.BLIND,
+    CheckTrigger.STATUS,
 )
-def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
+def unreachable_is_never_ok(world: "Simulation") -> Iterator[str]:
     policy = world.policy
     limits = {"cluster": policy.sources.kubernetes_list_seconds, "provider": policy.sources.hyperpod_seconds}
     late = {port for port, since in world.away_since.items() if world.loop.seconds - since > limits[port] + 1}
     if not late:
         return
-    world.seen["status while blind"] += 1
+    world.seen["status while a source is unreachable"] += 1
     ages = read_sources.read_source_ages(world.observer_context())
     by_name = {age.source.name: age for age in ages}
     for port in sorted(late):

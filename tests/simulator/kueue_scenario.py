@@ -116,7 +116,7 @@ class KueueScenario:
 
     def _admit_jobs(self) -> None:
         """Act as Kueue's scheduler. A person cancels what it cannot admit once all faults are over."""
-        is_late = self.world.is_calm and self.world.loop.seconds - self.world.calm_since > _CANCELLED_AFTER
+        is_late = self.world.faults_ended and self.world.loop.seconds - self.world.faults_ended_at > _CANCELLED_AFTER
         for workload in self.cluster.running():
             is_waiting = workload.is_there and workload.is_suspended and not workload.pods
             job_id = workload.spec.attempt.job_id
@@ -130,7 +130,7 @@ class KueueScenario:
         least = sizes.legal[0] if attempt.requested_size and sizes else attempt.ranks
         names = self._free_nodes(workload.spec.avoid)
         admitted = [other for other in self.cluster.running() if other.is_there and not other.is_suspended]
-        quota = (self.size if self.world.is_calm else self._quota) - sum(len(other.pods) for other in admitted)
+        quota = (self.size if self.world.faults_ended else self._quota) - sum(len(other.pods) for other in admitted)
         pods = min(attempt.ranks, len(names), quota)
         if pods < least:
             return False
@@ -191,7 +191,7 @@ class KueueScenario:
         world = self.world
         workload = self.cluster.jobs.get(CLUSTER, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
         is_admitted = workload is not None and workload.is_there and not workload.is_suspended
-        if not is_admitted or world.is_calm or not world.calls or self.rng.random() >= _EVICTED_AT_READ:
+        if not is_admitted or world.faults_ended or not world.calls or self.rng.random() >= _EVICTED_AT_READ:
             return
         assert workload
         self._count("evicted at a read")
@@ -204,7 +204,7 @@ class KueueScenario:
         attempts = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk[:8] == "ATTEMPT#"]
         launched = [doc for doc in attempts if doc["state"] == AttemptState.LAUNCHED]
         sized = [doc for doc in launched if doc["size"] < doc["requestedSize"]]
-        if not sized or world.is_calm or not world.calls or self.rng.random() >= _DISTURBED:
+        if not sized or world.faults_ended or not world.calls or self.rng.random() >= _DISTURBED:
             return
         kind = self.rng.choice(DISTURBANCES)
         self._count(f"{kind} at a size")

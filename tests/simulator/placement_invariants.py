@@ -124,7 +124,7 @@ def _has_known_nodes(world: "Simulation", placement: PlacementScenario) -> bool:
 @invariant_check(
     "capacity-is-left-before-its-end",
     "No attempt runs on nodes after their capacity has ended, if the end was known in time.",
-    CheckTrigger.CALM,
+    CheckTrigger.AFTER_FAULTS,
 )
 def capacity_is_left(world: "Simulation") -> Iterator[str]:
     placement, now = world.placement, world.loop.seconds
@@ -141,7 +141,7 @@ def capacity_is_left(world: "Simulation") -> Iterator[str]:
 def _steady_end(world: "Simulation") -> float | None:
     """Return until when the pool is usable, if this is known so long, without faults, that jobs had time to leave."""
     now = world.loop.seconds
-    if world.placement is None or world.mode != Mode.ACT or now - world.calm_since < _STOP_SECONDS:
+    if world.placement is None or world.mode != Mode.ACT or now - world.faults_ended_at < _STOP_SECONDS:
         return None
     end = world.placement.history.usable_until(now - _STOP_SECONDS)
     return end if end == world.placement.history.usable_until(now) else None
@@ -150,7 +150,7 @@ def _steady_end(world: "Simulation") -> float | None:
 @invariant_check(
     "pending-job-names-capacity-end",
     "If only the end of its capacity keeps a job from idle nodes, the job states this end.",
-    CheckTrigger.CALM,
+    CheckTrigger.AFTER_FAULTS,
 )
 def pending_jobs_name_the_end(world: "Simulation") -> Iterator[str]:
     end = _steady_end(world)
@@ -183,7 +183,7 @@ def _has_idle_ending_node(world: "Simulation") -> bool:
         node.pool == POOL
         and node.is_schedulable
         and not used.get(node.name)
-        and known_at.get(node.instance_id or "", world.loop.seconds) < world.calm_since
+        and known_at.get(node.instance_id or "", world.loop.seconds) < world.faults_ended_at
         for node in world.cluster.nodes(CLUSTER)
     )
 

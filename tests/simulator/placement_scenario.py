@@ -33,7 +33,7 @@ _PLAN = "arn:aws:sagemaker:us-west-2:000000000000:training-plan/plan-1"
 _OWN = 90
 """Number of the first job of this scenario."""
 _JOBS = 5
-_PASSES_EVERY = 30.0
+_CYCLES_EVERY = 30.0
 ENDS_READ_EVERY = 20
 """Seconds between two reads of the ends; ten minutes on AWS."""
 _FAR = timedelta(days=9)
@@ -127,7 +127,7 @@ class PlacementScenario:
             world.provider.describe_plan = self.describe_plan
         self._label_nodes()
         world.every(5.0, self._label_nodes)
-        world.every(_PASSES_EVERY, lambda: world.invoke_scheduled("schedule_jobs"))
+        world.every(_CYCLES_EVERY, lambda: world.invoke_scheduled("schedule_jobs"))
         world.loop.after(rng.uniform(10, chaos_seconds), world.counting("labels", "changed", self._move_node))
         for number in self._specs:
             nodes, length = rng.choice((2, 2, 3)), rng.choice((60.0, 200.0, 600.0))

@@ -17,15 +17,15 @@ from tests.simulator.invariants import Changes, CheckTrigger, forbidding_mode, h
 from tests.simulator.renting_scenario import CapacityRequest, RentingCluster, SimulatedRentedNode
 from tests.simulator.simulation import Simulation
 
-_CALM_DELAY = 65
-_A_LOOK, _AFTERMATH = 130.0, 100.0
-"""Longest time until a wait is evaluated after the last fault. In the calm part, sweeps are rare. Just after the
+_DELAY_AFTER_FAULTS = 65
+_LATE_READY_SECONDS, _FIRST_LATE_READY_SECONDS = 130.0, 100.0
+"""Longest time until a wait is evaluated after the last fault. After the faults, sweeps are rare. Just after the
 faults, the second sweep sends a lost answer again, and the next sweep ends a wait that was opened too late.
 """
-_A_WHILE, _A_PASS = 500.0, 200.0
+_LATE_DUE_SECONDS, _FIRST_LATE_DUE_SECONDS = 500.0, 200.0
 """Limit for ends that a cycle decides: if all events are lost, the cycle, the stop and the end each wait for a sweep.
 """
-_SOON = 600.0
+_FIRST_PART_SECONDS = 600.0
 """Length of the part just after the faults, in seconds."""
 
 
@@ -100,7 +100,7 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"team {team} rents for {spent}, more than its cap of {most}"
 
 
-@invariant_check("spending-caps", "", CheckTrigger.LOOK)
+@invariant_check("spending-caps", "", CheckTrigger.HALF_MINUTE)
 def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     if world.renting is None or not isinstance(world.cluster, RentingCluster):
         return
@@ -184,18 +184,18 @@ def _held_seconds(offer: Json) -> int:
 @invariant_check(
     "failed-offers-are-returned",
     "An offer that is refused or incomplete in time ends, and its nodes are returned.",
-    CheckTrigger.LOOK,
+    CheckTrigger.HALF_MINUTE,
 )
 def offers_end(world: Simulation) -> Iterator[str]:
-    if world.renting is None or not world.is_calm or not isinstance(world.cluster, RentingCluster):
+    if world.renting is None or not world.faults_ended or not isinstance(world.cluster, RentingCluster):
         return
-    calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
-    most = _AFTERMATH if now < calm_since + _SOON else _A_LOOK
+    faults_ended_at, now = world.rests_from - _DELAY_AFTER_FAULTS, world.loop.seconds
+    most = _FIRST_LATE_READY_SECONDS if now < faults_ended_at + _FIRST_PART_SECONDS else _LATE_READY_SECONDS
     for doc in _rentals(world):
         offer = doc["offers"][-1]
         if doc["state"] != "OPENING" or offer["refused"]:
             continue
-        late = now - max(_seconds(doc["readyBy"]), calm_since)
+        late = now - max(_seconds(doc["readyBy"]), faults_ended_at)
         if late > most:
             yield f"{_name(doc)} waits {late:.0f} s beyond its deadline for nodes of {offer['pool']}"
         told_at, _ = world.cluster.refusals.get(offer["pool"], (A_MOMENT, ""))
@@ -369,13 +369,13 @@ def _nodes_of_other_jobs(
 @invariant_check(
     "temporary-capacity-is-returned",
     "Temporary capacity is returned when its time is over, or when free committed nodes replace it.",
-    CheckTrigger.LOOK,
+    CheckTrigger.HALF_MINUTE,
 )
 def temporary_capacity_ends_in_time(world: Simulation) -> Iterator[str]:
-    if world.renting is None or not world.is_calm:
+    if world.renting is None or not world.faults_ended:
         return
-    calm_since, now = world.rests_from - _CALM_DELAY, world.loop.seconds
-    most = _A_PASS if now < calm_since + _SOON else _A_WHILE
+    faults_ended_at, now = world.rests_from - _DELAY_AFTER_FAULTS, world.loop.seconds
+    most = _FIRST_LATE_DUE_SECONDS if now < faults_ended_at + _FIRST_PART_SECONDS else _LATE_DUE_SECONDS
     jobs = {key.pk: row.doc for key, row in world.ledger.rows.items() if key.pk.startswith("JOB#") and key.sk == "META"}
     is_waited_for = any(doc["state"] == JobState.PENDING for doc in jobs.values())
     for doc in _rentals(world):
@@ -384,14 +384,14 @@ def temporary_capacity_ends_in_time(world: Simulation) -> Iterator[str]:
         job = jobs[f"JOB#{doc['jobId']}"]
         if job["state"] != JobState.RUNNING or job.get("stopRequest"):
             continue
-        late = now - max(_seconds(doc["dueAt"]), calm_since)
+        late = now - max(_seconds(doc["dueAt"]), faults_ended_at)
         if late > most:
             yield f"{_name(doc)} is temporary capacity {late:.0f} s beyond its deadline"
         is_home_free = not is_waited_for and job["spec"]["checkpointUri"] and _has_free_nodes(world, doc, job)
         since = world.renting.home_free_since.setdefault(_name(doc), now) if is_home_free else now
         if not is_home_free:
             world.renting.home_free_since.pop(_name(doc), None)
-        if now - max(since, calm_since) > most:
+        if now - max(since, faults_ended_at) > most:
             yield f"{_name(doc)} is temporary capacity, but its job fits on committed nodes since {now - since:.0f} s"
 
 

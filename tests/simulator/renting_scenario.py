@@ -46,7 +46,7 @@ _FIRST = 40
 """Name prefix of the jobs that arrive at a full fleet."""
 _SECOND = 50
 _MIXED_JOB = 55
-_LOOKS_EVERY, _PASSES_EVERY = 30.0, 60.0
+_CHECKS_EVERY, _CYCLES_EVERY = 30.0, 60.0
 _DRY_SECONDS = 900.0
 """Seconds for which a pool may have no capacity: longer than the faults last."""
 _JOINS_WITHIN = 500.0
@@ -196,8 +196,8 @@ class RentingScenario:
         if rng.random() < 0.18:
             change = rng.choice((self._lower_caps, self._remove_pool))
             world.loop.after(rng.uniform(5, chaos_seconds + 60), change)
-        world.every(_LOOKS_EVERY, lambda: world.checks.looked(world))
-        world.every(_PASSES_EVERY, self._run_scheduling_cycle)
+        world.every(_CHECKS_EVERY, lambda: world.checks.half_minute_passed(world))
+        world.every(_CYCLES_EVERY, self._run_scheduling_cycle)
         if has_mixed_job(world.seed):
             nodes = max(1, world.size - rng.choice((0, 0, 1)))
             submit = functools.partial(
@@ -485,7 +485,7 @@ class RentingCluster(SimulatedCluster):
                 yield f"{pool} may have {limit}"
 
     def _has_fault(self, kind: str, share: float = 1.0) -> bool:
-        happens = not self.world.is_calm and self.renting_rng.random() < self.renting.fault_rate * share
+        happens = not self.world.faults_ended and self.renting_rng.random() < self.renting.fault_rate * share
         self.world.seen[f"renting {kind}"] += happens
         return happens
 

@@ -84,10 +84,10 @@ FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
 WATCHES_EVERY = 30.0
 STATUS_EVERY = 10.0
-_LONG_CALM, _SELDOM = 600.0, 4
+_LONG_AFTER_FAULTS, _SELDOM = 600.0, 4
 """After this many seconds without faults only deadlines remain, so schedules run this much less often."""
 _SPOT_NOTICE = 120.0
-CALM_SECONDS = 30_000.0
+MAX_SECONDS_AFTER_FAULTS = 30_000.0
 """Longest time from the last fault to the end of all work: eight hours, for fleets with two repairs an hour."""
 _FORGED_EVERY, _FORGED_FIRST = 7, 3
 """Every seventh seed has forged drills, although drills may not act."""
@@ -451,7 +451,7 @@ class Simulation:
         """Whether all events and watch changes are lost, so that only the sweep works."""
         self.absent = ""
         """Placeholder of a function that workflows cannot invoke for a while."""
-        self.is_calm = False
+        self.faults_ended = False
         self.is_watching = not self.drops_events
         self.is_sweeping = True
         self.away_since: dict[str, float] = {}
@@ -493,7 +493,7 @@ class Simulation:
         """Kueue, if it admits the jobs of the seed."""
         if self.kueue:
             self.mode, self.size, self.spot = "act", self.kueue.size, 0
-        self.calm_since = 0.0
+        self.faults_ended_at = 0.0
         """When the faults stopped."""
         self._cycle_is_due = self._watch_is_due = False
         self._cycle_requested_at = self.loop.now()
@@ -761,8 +761,8 @@ class Simulation:
     def every(self, seconds: float, work: Callable[[], None]) -> None:
         def again() -> None:
             work()
-            is_long_calm = self.is_calm and self.loop.seconds > self.rests_from + _LONG_CALM
-            self.loop.after(_SELDOM * seconds if is_long_calm else seconds, again)
+            is_long_after_faults = self.faults_ended and self.loop.seconds > self.rests_from + _LONG_AFTER_FAULTS
+            self.loop.after(_SELDOM * seconds if is_long_after_faults else seconds, again)
 
         self.loop.after(seconds, again)
 
@@ -979,7 +979,7 @@ class Simulation:
 
     def _fault_replacements(self, instance_id: str) -> None:
         """Let some new replacements fail."""
-        if not self.is_calm and self.rng.random() < 0.3:
+        if not self.faults_ended and self.rng.random() < 0.3:
             break_node = functools.partial(
                 self.break_node, instance_id, "NvidiaErrorTerminate", is_marked=True, sends_event=True
             )
@@ -1101,14 +1101,14 @@ class Simulation:
             if self.kueue:
                 self.kueue.schedule_events(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
-            self._calm_down()
+            self._end_faults()
             self.rests_from = self.loop.seconds + 65  # until then the last event of the queue is handled
             if self.placement:
                 self.rests_from = max(self.rests_from, self.placement.rests_from)
-            last = self.loop.seconds + CALM_SECONDS
+            last = self.loop.seconds + MAX_SECONDS_AFTER_FAULTS
             while self.loop.seconds < last and not self._is_broken():
                 self.loop.run(self.loop.seconds + SWEEPS_EVERY, self._is_broken)
-                self.checks.calm(self)
+                self.checks.after_faults(self)
                 if self.checks.is_at_rest(self):
                     break
             if not self._is_broken():
@@ -1141,13 +1141,13 @@ class Simulation:
         """Compute and check the status, outside any paused function."""
         calls, self.calls = self.calls, []
         try:
-            self.checks.blind(self)
+            self.checks.status_read(self)
         finally:
             self.calls = calls
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         self.log("the faults stop")
-        self.is_calm, self.calm_since = True, self.loop.seconds
+        self.faults_ended, self.faults_ended_at = True, self.loop.seconds
         self.chaos.stop_faults()
         self.away_since.clear()
         self.absent = ""

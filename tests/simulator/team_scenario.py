@@ -290,7 +290,7 @@ class TeamScenario:
             str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"
         ]
         winners = [by.removeprefix("schedule_jobs/") for by in stop_owners if by.startswith("schedule_jobs/job-")]
-        if not winners or world.is_calm or whims.random() > _CHANGE_SHARE:
+        if not winners or world.faults_ended or whims.random() > _CHANGE_SHARE:
             return
         world.seen["action give back"] += 1
         suspended, resumed = whims.uniform(10, 60), whims.uniform(30, 90)
@@ -300,7 +300,7 @@ class TeamScenario:
     def _race_cycle(self, writes: tuple[Write, ...]) -> None:
         """Pause a cycle right before it admits a job, while another writer commits or the quota is removed."""
         world = self.world
-        if not self._overtakes or world.is_calm:
+        if not self._overtakes or world.faults_ended:
             return
         charges = [write.row.doc for write in writes if isinstance(write, Put) and _is_admission(write)]
         charges = [charge for charge in charges if charge["team"] in (*self.names, RIVALS)]

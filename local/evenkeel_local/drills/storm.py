@@ -51,15 +51,15 @@ def _run_storm(drill: DrillRun) -> None:
     drill.say(f"{len(sent_events)} messages of {len(events)} events for {len(machines)} nodes are out")
     peaks = OpenIncidentPeaks()
 
-    def is_calm() -> bool:
+    def storm_is_over() -> bool:
         time.sleep(2.0)  # polling takes time from the functions
         peaks.record(drill)
-        return peaks.is_calm(len(machines)) and not waiting_events(drill)
+        return peaks.all_incidents_wait_or_ended(len(machines)) and not waiting_events(drill)
 
     figures = drill.result.figures
     figures["sent"] = f"{len(sent_events)} messages of {len(events)} events about {len(machines)} nodes"
     try:
-        wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
+        wait_for("the storm to be over", DRAINED_SECONDS * 2, storm_is_over)
     except DrillTimeoutError as error:
         # Count only the events that were sent.
         states = ", ".join(f"{count} {state}" for state, count in peaks.now.items())
@@ -135,10 +135,10 @@ class OpenIncidentPeaks:
             self.peaks[name] = max(self.peaks[name], count)
         self.now = _count_states(drill)
 
-    def is_calm(self, machines: int) -> bool:
+    def all_incidents_wait_or_ended(self, machines: int) -> bool:
         """Whether every node has an incident that waits or has ended."""
-        calm = sum(count for state, count in self.now.items() if state in (*SETTLED, "BLOCKED"))
-        return sum(self.now.values()) == calm >= machines
+        finished = sum(count for state, count in self.now.items() if state in (*SETTLED, "BLOCKED"))
+        return sum(self.now.values()) == finished >= machines
 
 
 def list_all(drill: DrillRun, path: str) -> list[Json]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events.fields import EventEnvelope, EventModel, InstanceId, UtcTime, check_id
 from evenkeel.events.outcomes import Ignored, ParsedEvent

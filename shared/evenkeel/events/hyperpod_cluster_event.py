@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.health.faults import UNKNOWN_FAULT
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.events import fields

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ConfigDict
 from pydantic.alias_generators import to_pascal
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.events import fields
 from evenkeel.events.fields import ClusterArn, EventEnvelope, EventModel, PlainText
 from evenkeel.events.outcomes import ParsedEvent

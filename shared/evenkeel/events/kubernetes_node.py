@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, OnErrorOmit, R
 
 from evenkeel.domain.capacity.capacity_blocks import reservation_id_of
 from evenkeel.domain.health.faults import FaultCatalogue, default_catalogue
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition

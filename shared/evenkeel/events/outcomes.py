@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 
 Fact: TypeAlias = NodeFact | GroupFact

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import ParsedEvent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.faults import default_catalogue
-from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored, Unknown
 from tests.unit.events.samples import Json, group_facts, node_facts, parse_event, sample_event, without_field

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import envelope
 from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown

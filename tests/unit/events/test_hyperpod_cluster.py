@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored
 from tests.unit.events.samples import Json, facts_of_event, group_facts, node_facts, parse_event, sample_event

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import default_catalogue
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.services.incidents import note_group_fact
 from tests.fakes import FakeWorld
 from tests.fakes.system import A_MOMENT

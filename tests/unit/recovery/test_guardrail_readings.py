@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFactKind
 from evenkeel.domain.recovery.guardrail_readings import GuardrailReading, read_guardrails
 from evenkeel.domain.recovery.guardrails import (
     GUARDRAILS,

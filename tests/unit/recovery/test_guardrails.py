@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.recovery.guardrails import (
     GUARDRAILS,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.jobs.validation import MAX_SPEC
 from evenkeel.domain.policy import Policy

@@ -17,11 +17,11 @@ from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits
 from evenkeel.domain.renting.mixed_capacity import (
     Base,
-    DropFacts,
     MixedAction,
     MixedFacts,
-    decide_drop,
+    RentedPartFacts,
     decide_mixed,
+    decide_rented_part,
     why_not_joinable,
 )
 from tests.examples import examples
@@ -245,7 +245,7 @@ def test_pool_with_too_little_memory_is_refused() -> None:
     assert reasons == ("Each node of the pool is short of memory for the job.",)
 
 
-def drop_facts(**changes: Any) -> DropFacts:
+def rented_part_facts(**changes: Any) -> RentedPartFacts:
     facts = mixed_facts()
     cap = 400_000_000
     known: dict[str, Any] = {
@@ -263,24 +263,24 @@ def drop_facts(**changes: Any) -> DropFacts:
             fleet_cap_micros_per_hour=cap,
         ),
     }
-    return DropFacts(**{**known, **changes})
+    return RentedPartFacts(**{**known, **changes})
 
 
 def test_rented_part_that_pays_is_kept() -> None:
-    decision = decide_drop(drop_facts())
+    decision = decide_rented_part(rented_part_facts())
 
-    assert not decision.is_dropped
+    assert not decision.is_released
     assert "of rent and cost" in decision.alternatives[0].why_not
 
 
-def test_rented_part_without_measured_gain_is_dropped() -> None:
+def test_rented_part_without_measured_gain_is_released() -> None:
     flat = Throughput(
         points=(SizeThroughput(nodes=2, per_second=100), SizeThroughput(nodes=4, per_second=101)), is_measured=True
     )
 
-    decision = decide_drop(drop_facts(throughput=flat))
+    decision = decide_rented_part(rented_part_facts(throughput=flat))
 
-    assert decision.is_dropped
+    assert decision.is_released
     assert decision.reason.startswith("The 2 rented nodes no longer pay: the rent for the rest is $39")
 
 
@@ -292,29 +292,29 @@ def test_rented_part_without_measured_gain_is_dropped() -> None:
     ],
 )
 def test_lowered_cap_drops_a_part_that_pays(field: str, expected: str) -> None:
-    facts = drop_facts(may_stop_to_save=False)
+    facts = rented_part_facts(may_stop_to_save=False)
 
-    decision = decide_drop(facts.replace(spending=facts.spending.replace(**{field: 10_000_000})))
+    decision = decide_rented_part(facts.replace(spending=facts.spending.replace(**{field: 10_000_000})))
 
-    assert decision.is_dropped
+    assert decision.is_released
     assert decision.reason == f"{expected} The 2 rented nodes go first."
 
 
 def test_budget_that_does_not_cover_rentals_drops_the_part() -> None:
-    facts = drop_facts(rented_nodes=1)
+    facts = rented_part_facts(rented_nodes=1)
 
-    decision = decide_drop(facts.replace(spending=facts.spending.replace(team_budget_left_parts=-1)))
+    decision = decide_rented_part(facts.replace(spending=facts.spending.replace(team_budget_left_parts=-1)))
 
-    assert decision.is_dropped
+    assert decision.is_released
     assert decision.reason.endswith("The 1 rented node goes first.")
 
 
 def test_job_near_its_end_keeps_its_rented_part() -> None:
-    facts = drop_facts()
+    facts = rented_part_facts()
 
-    assert not decide_drop(
+    assert not decide_rented_part(
         facts.replace(job=facts.job.replace(run_seconds=300.0, micros_per_hour_of_delay=0))
-    ).is_dropped
+    ).is_released
 
 
 @settings(max_examples=examples(30))
@@ -333,8 +333,8 @@ def test_next_cycle_keeps_part_that_was_just_rented(price: int, delay: int, left
     facts = facts.replace(job=facts.job.replace(micros_per_hour_of_delay=delay, run_seconds=left))
     rented = decide_mixed(facts)
 
-    dropped = decide_drop(
-        drop_facts(job=facts.job, throughput=throughput, micros_per_node_hour=price, spending=facts.spending)
+    released = decide_rented_part(
+        rented_part_facts(job=facts.job, throughput=throughput, micros_per_node_hour=price, spending=facts.spending)
     )
 
-    assert not (rented.action is MixedAction.RENT and dropped.is_dropped)
+    assert not (rented.action is MixedAction.RENT and released.is_released)

@@ -687,7 +687,7 @@ def test_check_is_marked_as_active_once() -> None:
 def test_unreadable_cluster_leaves_the_checks_as_they_are() -> None:
     burst = BurstCheckScenario()
     job = burst.submit_and_reserve()
-    burst.cluster.blind[CLUSTER] = {"burst_checks"}
+    burst.cluster.unreadable_lists[CLUSTER] = {"burst_checks"}
 
     burst.scenario.run_scheduling_cycle()
 
@@ -709,7 +709,7 @@ def test_every_answer_replays() -> None:
 def test_cycle_without_the_check_reads_no_nodes() -> None:
     burst = BurstCheckScenario()
     burst.cluster.burst_check_names.clear()
-    burst.cluster.blind[CLUSTER] = {"nodes"}
+    burst.cluster.unreadable_lists[CLUSTER] = {"nodes"}
 
     burst.scenario.submit("key")
     result = burst.scenario.run_scheduling_cycle()

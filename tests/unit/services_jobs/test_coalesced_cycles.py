@@ -130,7 +130,7 @@ def test_cycle_with_an_unreadable_cluster_answers_no_earlier_request() -> None:
     scenario.submit()
     sent = scenario.world.clock.now()
     scenario.world.clock.advance(60)
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
     with pytest.raises(Unreachable):
         schedule_jobs.run(scenario.context(), requested_at=sent)
 

@@ -100,7 +100,7 @@ def test_rental_of_another_cluster_ends_with_its_job() -> None:
 def test_unreadable_second_cluster_keeps_its_rental_and_rents_no_other() -> None:
     renting = SecondClusterScenario()
     _, second = renting.run_second_job_on_rented_nodes()
-    renting.world.cluster.blind[BURST] = {"nodes"}
+    renting.world.cluster.unreadable_lists[BURST] = {"nodes"}
 
     renting.scenario.run_scheduling_cycle()
 

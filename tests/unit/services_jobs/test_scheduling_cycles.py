@@ -34,7 +34,7 @@ def test_cycle_that_succeeds_is_reported() -> None:
 def test_cycle_without_a_readable_cluster_fails_and_is_reported() -> None:
     scenario = JobScenario()
     job = scenario.submit()
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
 
     with pytest.raises(Unreachable):
         scenario.run_scheduling_cycle()

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
@@ -1019,7 +1019,7 @@ def test_sweep_reports_every_source_it_read() -> None:
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_first_sweep_counts_its_own_answers_as_current(*, is_readable: bool) -> None:
     scenario = JobScenario()
-    scenario.world.cluster.blind[CLUSTER] = set() if is_readable else {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = set() if is_readable else {"*"}
 
     scenario.sweep()
 
@@ -1037,7 +1037,7 @@ def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
     scenario = JobScenario()
     scenario.sweep()
     before = stored_nodes(scenario)
-    scenario.world.cluster.blind[CLUSTER] = {lists}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {lists}
     sweep_later(scenario, 600)
 
     scenario.sweep()
@@ -1051,7 +1051,7 @@ def test_readable_cluster_is_swept_beside_an_unreadable_one(blind: str) -> None:
     scenario = JobScenario()
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)
-    scenario.world.cluster.blind[blind] = {"*"}
+    scenario.world.cluster.unreadable_lists[blind] = {"*"}
     readable = BURST if blind == CLUSTER else CLUSTER
     name = "burst-9" if blind == CLUSTER else scenario.world.cluster.nodes(CLUSTER)[0].name
     scenario.world.cluster.set_node(name, cluster=readable, is_cordoned=True)
@@ -1071,7 +1071,7 @@ def test_attempt_on_an_unreadable_cluster_is_left_alone() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
     sweep_later(scenario, 600)
     calls = len(scenario.world.cluster.calls)
 
@@ -1090,7 +1090,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     scenario.store_row(
         guardrail_registers.addition_put(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row
     )
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
     sweep_later(scenario, 600)
 
     scenario.sweep()
@@ -1126,7 +1126,7 @@ def raise_throttled(*_: Any, **__: Any) -> Any:
 
 def test_nodes_of_an_unreadable_fleet_are_not_counted() -> None:
     scenario = JobScenario()
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
 
     scenario.sweep()
 
@@ -1137,7 +1137,7 @@ def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
     scenario = JobScenario()
     scenario.sweep()
     before = scenario.world.ledger.get(fleet_rows.summary_key())
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
     sweep_later(scenario)
 
     scenario.sweep()
@@ -1149,7 +1149,7 @@ def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
 def test_unreadable_kueue_is_reported_separately() -> None:
     scenario = JobScenario()
     scenario.sweep()
-    scenario.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"kueue_namespaces"}
     sweep_later(scenario, 660)
 
     outcome = scenario.sweep()
@@ -1184,7 +1184,7 @@ def test_failed_item_does_not_stop_the_sweep_step() -> None:
 def test_sweep_counts_stale_sources_by_kind() -> None:
     scenario = JobScenario()
     scenario.sweep()
-    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    scenario.world.cluster.unreadable_lists[CLUSTER] = {"*"}
     sweep_later(scenario, 600)
     scenario.world.telemetry.metrics.clear()
 

@@ -42,7 +42,7 @@ def submit_on(scenario: JobScenario, cluster: str, key: str, **changes: Any) -> 
 
 
 def make_unreadable(scenario: JobScenario, cluster: str, what: str = "*") -> None:
-    scenario.world.cluster.blind[cluster] = {what}
+    scenario.world.cluster.unreadable_lists[cluster] = {what}
 
 
 def newest_record(scenario: JobScenario, job_id: str) -> Decision:
@@ -75,7 +75,7 @@ def test_job_is_admitted_once_its_cluster_answers_again() -> None:
     commits = len(scenario.world.ledger.commits)
     scenario.run_scheduling_cycle()
     repeated = len(scenario.world.ledger.commits) - commits
-    scenario.world.cluster.blind.clear()
+    scenario.world.cluster.unreadable_lists.clear()
 
     outcome = scenario.run_scheduling_cycle()
 
@@ -130,7 +130,7 @@ def test_job_on_an_unreadable_cluster_is_not_preempted() -> None:
     assert scenario.job(high.job_id).state is JobState.PENDING
     assert replay(newest_record(scenario, high.job_id), scenario.policy).action == "NO_QUOTA"
 
-    scenario.world.cluster.blind.clear()
+    scenario.world.cluster.unreadable_lists.clear()
     scenario.run_scheduling_cycle()
     assert scenario.job(low.job_id).stop_of(1) is not None
 
@@ -149,6 +149,6 @@ def test_interrupted_job_keeps_its_quota_while_its_cluster_is_unreadable() -> No
 
     assert outcome.admitted == ()
     assert scenario.job(young.job_id).state is JobState.PENDING
-    scenario.world.cluster.blind.clear()
+    scenario.world.cluster.unreadable_lists.clear()
     scenario.world.clock.advance(3600)
     assert scenario.run_scheduling_cycle().admitted == (f"{old.job_id}-a2",)

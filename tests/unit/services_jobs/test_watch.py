@@ -250,7 +250,7 @@ def test_wait_that_cannot_be_evaluated_is_reported() -> None:
     job = scenario.started()
     scenario.launch(job.job_id)
     a_wait(scenario, job.job_id)
-    scenario.world.cluster.blind["research-eks"] = {"*"}
+    scenario.world.cluster.unreadable_lists["research-eks"] = {"*"}
 
     scenario.watch()
 
@@ -261,7 +261,7 @@ def test_watch_finds_faults_of_a_cluster_while_another_is_unreadable() -> None:
     scenario = JobScenario(policy=LOCAL)
     lost = a_node(7, cluster="burst-eks", name="burst-7", is_ready=False, not_ready_since=scenario.world.clock.now())
     scenario.world.cluster.add_node(lost)
-    scenario.world.cluster.blind["research-eks"] = {"*"}
+    scenario.world.cluster.unreadable_lists["research-eks"] = {"*"}
 
     outcome = scenario.watch("research-eks", "burst-eks")
 

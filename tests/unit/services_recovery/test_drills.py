@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
 from evenkeel.ports import Table
 from evenkeel.services.incidents import (

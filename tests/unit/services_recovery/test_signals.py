@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import Put, Table, Unreachable, WorkflowName

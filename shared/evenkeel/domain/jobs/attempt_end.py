@@ -238,7 +238,7 @@ def _end_by_cause(
         counts_as_failure=True,
         exit_code=None if cause.exit_code in (*_KILLED_EXITS, PEER_LOST_EXIT) else cause.exit_code,
     )
-    return without_blame(attempt_end, attempt, faulty)
+    return attributed_to_faulty_nodes(attempt_end, attempt, faulty)
 
 
 def _exit_text(pod: ObservedPod) -> str:
@@ -249,7 +249,7 @@ def _exit_text(pod: ObservedPod) -> str:
     return f"exit code {pod.exit_code}: {meaning}" if meaning else f"exit code {pod.exit_code}"
 
 
-def without_blame(attempt_end: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
+def attributed_to_faulty_nodes(attempt_end: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
     An attempt that never ran for this reason counts as LOST, so its job keeps its position in the queue and does not

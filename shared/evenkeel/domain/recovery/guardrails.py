@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.holds import Hold

@@ -196,7 +196,7 @@ def _reason(facts: MixedFacts, options: list[MixedOption], chosen_option: MixedO
 # ---------------------------------------------------------------- release the rented part
 
 
-class DropFacts(Value):
+class RentedPartFacts(Value):
     """All facts of a decision whether a running job releases its rented part. The record replays from them."""
 
     job: JobDemand
@@ -229,15 +229,15 @@ class DropFacts(Value):
         return self.resize_seconds * (self.base_nodes + self.rented_nodes) * self.job.accelerators_per_node
 
 
-class DropDecision(Value):
+class RentedPartDecision(Value):
     """Whether a job continues on its base alone, with the reason."""
 
-    is_dropped: bool
+    is_released: bool
     reason: str
     alternatives: tuple[Alternative, ...] = ()
 
 
-def decide_drop(facts: DropFacts) -> DropDecision:
+def decide_rented_part(facts: RentedPartFacts) -> RentedPartDecision:
     """Decide whether a running job releases its rented part.
 
     The rented part ends if the rents exceed a cap, or the team's budget does not cover its rentals. It also ends if a
@@ -255,15 +255,15 @@ def decide_drop(facts: DropFacts) -> DropDecision:
     if over is not None:
         scope, rate, cap = over
         rents, limit = _dollars_per_hour(rate), _dollars_per_hour(cap)
-        return _dropped(facts, f"The rents of {scope} are {rents}, and its cap is {limit}. The {part_text} go first.")
+        return _released(facts, f"The rents of {scope} are {rents}, and its cap is {limit}. The {part_text} go first.")
     budget_left_parts = facts.spending.team_budget_left_parts
     if budget_left_parts is not None and budget_left_parts < 0:
-        return _dropped(
+        return _released(
             facts, f"The budget of team {facts.job.team} does not cover its rentals. The {part_text} go first."
         )
     if facts.closed_nodes and facts.job.save_seconds > SPOT_NOTICE_SECONDS:
         saves = f"the job needs {facts.job.save_seconds:g} s to save, and a Spot notice gives {SPOT_NOTICE_SECONDS} s"
-        return _dropped(facts, f"{facts.closed_nodes[0]} is out of service and may be reclaimed: {saves}.")
+        return _released(facts, f"{facts.closed_nodes[0]} is out of service and may be reclaimed: {saves}.")
     large, rate = facts.large_seconds, facts.micros_per_node_hour * facts.rented_nodes
     saving = round(rate * max(0.0, large - facts.job.save_seconds))
     delay = facts.job.micros_per_hour_of_delay
@@ -278,10 +278,10 @@ def decide_drop(facts: DropFacts) -> DropDecision:
         why_not = f"It would save {rent_text} of rent and cost {cost_text} of delay."
     if why_not:
         kept_text = f"The job keeps its {part_text} of {facts.pool}."
-        return DropDecision(
-            is_dropped=False, reason=kept_text, alternatives=(Alternative(option=_BASE_ALONE, why_not=why_not),)
+        return RentedPartDecision(
+            is_released=False, reason=kept_text, alternatives=(Alternative(option=_BASE_ALONE, why_not=why_not),)
         )
-    return _dropped(
+    return _released(
         facts,
         f"The {part_text} no longer pay: the rent for the rest is {rent_text}, and they save {cost_text} of delay.",
     )
@@ -290,13 +290,13 @@ def decide_drop(facts: DropFacts) -> DropDecision:
 _BASE_ALONE, _BOTH_PARTS = "base alone", "both parts"
 
 
-def _dropped(facts: DropFacts, reason: str) -> DropDecision:
+def _released(facts: RentedPartFacts, reason: str) -> RentedPartDecision:
     if facts.rented_nodes == 1:
         reason = reason.replace("node go first", "node goes first").replace("no longer pay:", "no longer pays:")
         reason = reason.replace("and they save", "and it saves")
     rent = round(facts.micros_per_node_hour * facts.rented_nodes * facts.large_seconds)
     keep_alternative = Alternative(option=_BOTH_PARTS, why_not=reason, usd=round(rent / money.COST_PARTS_PER_USD, 2))
-    return DropDecision(is_dropped=True, reason=reason, alternatives=(keep_alternative,))
+    return RentedPartDecision(is_released=True, reason=reason, alternatives=(keep_alternative,))
 
 
 def _dollars_per_hour(micros: int) -> str:

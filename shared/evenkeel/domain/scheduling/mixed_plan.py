@@ -27,11 +27,11 @@ from evenkeel.domain.renting.candidates import PlacementContext, job_demand, ren
 from evenkeel.domain.renting.cost import CandidatePool, SpendLimits
 from evenkeel.domain.renting.mixed_capacity import (
     Base,
-    DropFacts,
     MixedAction,
     MixedFacts,
-    decide_drop,
+    RentedPartFacts,
     decide_mixed,
+    decide_rented_part,
     why_not_joinable,
 )
 from evenkeel.domain.renting.rental import Rental, RentalState
@@ -463,7 +463,7 @@ def plan_part_release(
     for job in sorted(jobs, key=by_price):
         rental, charge = rentals[job.job_id], charges[job.job_id]
         base_nodes = len(charge.base_node_names)
-        drop = DropFacts(
+        part = RentedPartFacts(
             job=job_demand(job, context, policy, ran.get(job.job_id, 0.0)).replace(nodes=base_nodes),
             base_nodes=base_nodes,
             rented_nodes=rental.nodes,
@@ -476,16 +476,18 @@ def plan_part_release(
             may_stop_to_save=not (job.resized_at and now < job.resized_at + timedelta(seconds=elastic.snooze_seconds)),
             spending=spending_without_leaving(job, snapshot, policy, now),
         )
-        decision = decide_drop(drop)
-        if decision.is_dropped:
+        decision = decide_rented_part(part)
+        if decision.is_released:
             change = SizeChange(
                 job_id=job.job_id,
                 from_nodes=base_nodes + rental.nodes,
                 to_nodes=base_nodes,
                 reason=decision.reason,
-                lost_gpu_seconds=drop.lost_gpu_seconds,
+                lost_gpu_seconds=part.lost_gpu_seconds,
             )
-            return PlannedResize(facts=ResizeFacts(job_id=job.job_id, drop=drop), resize=change, attempt=charge.attempt)
+            return PlannedResize(
+                facts=ResizeFacts(job_id=job.job_id, rented_part=part), resize=change, attempt=charge.attempt
+            )
     return None
 
 

@@ -2,13 +2,15 @@
 
 from datetime import datetime
 
+from pydantic import Field
+
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeChange, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.job import ResizeRequest
 from evenkeel.domain.plurals import count_of
-from evenkeel.domain.renting.mixed_capacity import DropFacts, decide_drop
+from evenkeel.domain.renting.mixed_capacity import RentedPartFacts, decide_rented_part
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1
@@ -60,7 +62,7 @@ class ResizeFacts(Value):
     growth: GrowFacts | None = None
     shrink: ShrinkFacts | None = None
     join: JoinFacts | None = None
-    drop: DropFacts | None = None
+    rented_part: RentedPartFacts | None = Field(default=None, alias="drop")
     """Facts of the decision that a job releases its rented part and continues on its base."""
 
 
@@ -79,10 +81,12 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     if facts.join is not None:
         size = facts.join.base_nodes + facts.join.rented_nodes
         return ResizeAnswer(action="GROW", nodes=size, reason=facts.join.reason)
-    if facts.drop is not None:
-        drop = decide_drop(facts.drop)
-        action, nodes = ("SHRINK", facts.drop.base_nodes) if drop.is_dropped else ("KEEP", 0)
-        return ResizeAnswer(action=action, nodes=nodes, reason=drop.reason, alternatives=drop.alternatives)
+    if facts.rented_part is not None:
+        part_decision = decide_rented_part(facts.rented_part)
+        action, nodes = ("SHRINK", facts.rented_part.base_nodes) if part_decision.is_released else ("KEEP", 0)
+        return ResizeAnswer(
+            action=action, nodes=nodes, reason=part_decision.reason, alternatives=part_decision.alternatives
+        )
     decision = _resize_decision(facts)
     own_resize = next((resize for resize in decision.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:

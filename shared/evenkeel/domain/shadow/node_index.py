@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID, NodeLife
 from evenkeel.domain.shadow.records import ExportedRecord, NodeAction, NodeSnapshot, ReadinessChange

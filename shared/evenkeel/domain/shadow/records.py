@@ -5,7 +5,7 @@ A source names the node by its instance id, by HyperPod's logical id or by the n
 
 from typing import TypeAlias
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.shadow.shadow_cases import NodeEvent
 from evenkeel.domain.values import Instant, Value

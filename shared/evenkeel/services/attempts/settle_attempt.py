@@ -10,12 +10,12 @@ from typing import Any
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import (
     AttemptEnd,
+    attributed_to_faulty_nodes,
     end_despite_live_pods,
     is_left_running,
     judge_abandoned_attempt,
     judge_end,
     lost_nodes,
-    without_blame,
 )
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.settlement import (
@@ -162,7 +162,7 @@ def _judge_end(
     if job.stop_of(attempt.attempt) is None:
         gone_node_names = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
         faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
-        return without_blame(attempt_end, attempt, gone_node_names | faulty)
+        return attributed_to_faulty_nodes(attempt_end, attempt, gone_node_names | faulty)
     return attempt_end
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.health.incidents import (
     FactKind,
     NodeFact,

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.group_facts import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table
 from evenkeel.services.context import Context

@@ -202,7 +202,7 @@ def _with_stop_request(job: Job, planned_resize: PlannedResize, decision_record:
         reason=request.reason,
         resize=resize_request_of(planned_resize, decision_record.decision_id, now),
         # Its next attempt must not get the rented nodes again.
-        is_migrating_back=planned_resize.facts.drop is not None,
+        is_migrating_back=planned_resize.facts.rented_part is not None,
     )
 
 
@@ -211,7 +211,7 @@ def _timeline_text(planned_resize: PlannedResize, decision_record: Decision, job
     if not resize.to_nodes:
         return f"The job is stopped to free nodes for {planned_resize.waiting_id}. {decision_record.reason}"
     sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
-    if planned_resize.facts.drop is not None:
+    if planned_resize.facts.rented_part is not None:
         base = count_of(resize.to_nodes, "committed node")
         return f"The job saves a checkpoint and stops. It continues on its {base} alone. {decision_record.reason}"
     if job.rented_nodes:

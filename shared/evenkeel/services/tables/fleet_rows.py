@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.group_facts import GroupFact
 from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
