@@ -18,6 +18,14 @@ class RecoveryStepRequest(Value):
     """Number of the recovery run of the incident, from 1."""
 
 
+def is_over(request_run: int, incident: Incident) -> bool:
+    """Return whether a run of a recovery is over: the incident is settled, or a later run took over.
+
+    Step Functions may deliver a task twice, and a function may outlive its task. So every step that acts asks this.
+    """
+    return incident.state.is_settled or request_run < incident.run
+
+
 def drill_may_act(incident: Incident, context: Context) -> bool:
     """Return whether a drill may act now: the stack allows it, and no real incident is open for the node.
 

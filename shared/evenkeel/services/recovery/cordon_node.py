@@ -2,7 +2,7 @@
 
 The order of the writes, and the effect of a crash:
 
-    check ─▶ register: add the node, if its version is the checked one ─▶ cordon ─▶ timeline of the incident
+    check ─▶ register: add the node, if register and incident are the checked ones ─▶ cordon ─▶ timeline of the incident
                │ crash here: the node counts, and the next try continues  │ crash here: the node has the annotation
 """
 
@@ -13,13 +13,14 @@ from typing import NamedTuple
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.values import Value
-from evenkeel.ports import ClusterCordonResult, Key, Row, Write
+from evenkeel.ports import ClusterCordonResult, ConditionCheck, Key, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.recovery import guardrail_inputs
 from evenkeel.services.storage import guardrail_registers, incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.storage.retries import until_committed
+from evenkeel.services.tables import incident_rows
 
 WRITER = "cordon_node"
 
@@ -34,7 +35,7 @@ class CordonOutcome(StrEnum):
     NOT_NEEDED = "NOT_NEEDED"
     """The plan takes no action on the node."""
     NOT_ALLOWED = "NOT_ALLOWED"
-    """The mode allows no action, or the incident is settled."""
+    """The mode allows no action, or this step of the incident is over."""
     BLOCKED = "BLOCKED"
     """A guardrail blocks the cordon."""
 
@@ -78,13 +79,22 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonN
     keys = guardrail_inputs.cordon_keys()
     incident, version, cordon_rows = incident_store.load_incident_with(request.incident_id, context, *keys)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
-    if reason_not_allowed or incident.state.is_settled:
-        return CordonNodeResult(
-            outcome=CordonOutcome.NOT_ALLOWED, reason=reason_not_allowed or "The incident is settled."
-        )
+    if reason_not_allowed or _is_over(request.run, incident):
+        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=reason_not_allowed or _OVER_TEXT)
     if incident.plan is not None and not incident.plan.repairs_node:
         return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
+    if incident.cordon_marked_at is not None:
+        # A cordon that is missing by now was removed by a person.
+        outcome, reason = _OUTCOME_TEXT[ClusterCordonResult.ALREADY_CORDONED]
+        return CordonNodeResult(outcome=outcome, reason=reason)
     return cordon(incident, context, CordonReads(version, dict(zip(keys, cordon_rows, strict=True))))
+
+
+_OVER_TEXT = "The incident is settled, a later run took over, or the repair of the node has ended."
+
+
+def _is_over(request_run: int, incident: Incident) -> bool:
+    return recovery_step.is_over(request_run, incident) or bool(incident.node_branch)
 
 
 def cordon(incident: Incident, context: Context, reads: CordonReads | None = None) -> CordonNodeResult:
@@ -101,7 +111,9 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
     """
     if not incident.node_name:
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
-    verdict = _register_cordon(incident, context, reads.rows if reads else None)
+    verdict = _register_cordon(incident, context, reads)
+    if verdict is None:
+        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=_OVER_TEXT)
     # A node that is gone needs no entry. If this incident waited for an entry, the node's replacement could not
     # use the node slot.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
@@ -150,16 +162,23 @@ def _set_cordon(incident: Incident, context: Context) -> ClusterCordonResult:
     return context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, version)
 
 
-def _register_cordon(
-    incident: Incident, context: Context, read_rows: Mapping[Key, Row | None] | None
-) -> GuardrailVerdict:
-    """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
+def _register_cordon(incident: Incident, context: Context, reads: CordonReads | None) -> GuardrailVerdict | None:
+    """Check the guardrails, and register the node if allowed. Return None if the step is over.
 
-    def register_once() -> GuardrailVerdict:
-        nonlocal read_rows
+    Check again if another node was registered first, or the incident changed.
+    """
+    first_try = [reads] if reads else []
+
+    def register_once() -> GuardrailVerdict | None:
+        if first_try:
+            version, read_rows = first_try.pop()
+        else:
+            current, version = incident_store.load_incident(context.ledger, incident.incident_id)
+            if _is_over(incident.run, current):
+                return None
+            read_rows = {}
         inputs = guardrail_inputs.GuardrailInputs(context, read_rows)
         guardrail_state = inputs.read_facts(GuardrailAction.CORDON, incident)
-        read_rows = None
         verdict = check_guardrails(GuardrailAction.CORDON, guardrail_state.facts, context.policy.repair.guardrails)
         entry = guardrail_state.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
@@ -177,7 +196,8 @@ def _register_cordon(
                 entry,
                 is_request=False,
                 is_drill=incident.is_drill,
-            )
+            ),
+            ConditionCheck(incident_rows.incident_key(incident.incident_id), version),
         )
         return verdict
 

@@ -124,7 +124,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     A call without a known answer is awaited and never simply repeated.
     """
     incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
-    if _is_over(request, incident):
+    if recovery_step.is_over(request.run, incident):
         return _OVER
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
@@ -133,6 +133,8 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
         cordon_result = cordon_node.cordon(incident, context)
         if cordon_result.outcome is cordon_node.CordonOutcome.BLOCKED:
             return RepairNodeResult(outcome=RepairOutcome.BLOCKED, reason=cordon_result.reason)
+        if cordon_result.outcome is cordon_node.CordonOutcome.NOT_ALLOWED:
+            return _OVER
         incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
@@ -143,7 +145,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
         if guardrail_state is not None:
             # The drain takes time. Meanwhile a person may have taken the node or held automation.
             incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
-            if _is_over(request, incident):
+            if recovery_step.is_over(request.run, incident):
                 return _OVER
             facts = _read_facts(incident, lease, context).replace(guard=guardrail_state.facts)
         facts = facts.replace(unreadable_attempts=unreadable_attempts)
@@ -154,10 +156,6 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
 
 
 _OVER = RepairNodeResult(outcome=RepairOutcome.STAND_DOWN, reason="The incident is settled, or a later run took over.")
-
-
-def _is_over(request: recovery_step.RecoveryStepRequest, incident: Incident) -> bool:
-    return incident.state.is_settled or request.run < incident.run
 
 
 class _Step(NamedTuple):

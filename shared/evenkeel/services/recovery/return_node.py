@@ -36,9 +36,11 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
 
     No mode and no hold blocks this: it only undoes this recovery's cordon.
 
-    Idempotent: yes, a node without a cordon is success.
+    Idempotent: yes, a recorded outcome stands, and a node without a cordon is success.
     """
     incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
+    if _is_over(request, incident):
+        return _earlier_answer(incident, context)
     last_repair_request = incident_store.last_repair_request(context.ledger, incident)
     slot_state = SlotReader(incident, context).read_state(
         last_repair_request.requested_at if last_repair_request else incident.opened_at
@@ -58,6 +60,10 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
             context,
         )
     cordon_incident_id = _removable_cordon(node.incident_id, incident, context.ledger)
+    # The reads above take time. Meanwhile another call of this step may have ended the recovery.
+    present_incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
+    if _is_over(request, present_incident):
+        return _earlier_answer(present_incident, context)
     result = context.cluster.return_to_service(incident.life.cluster, node.name, cordon_incident_id)
     outcome, text = _OUTCOME_TEXT[result]
     answer = _record_return(
@@ -70,6 +76,28 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
     if result is UncordonResult.RELEASED:
         context.telemetry.seconds("DetectedToReturned", (context.now - incident.opened_at).total_seconds())
     return answer
+
+
+def _is_over(request: recovery_step.RecoveryStepRequest, incident: Incident) -> bool:
+    return recovery_step.is_over(request.run, incident) or incident.node_branch in _EARLIER_TEXT
+
+
+_EARLIER_TEXT = {
+    NodeBranchResult.RETURNED: "{name} is back in service.",
+    NodeBranchResult.STAYS_CORDONED: "{name} is healthy but stays cordoned.",
+    NodeBranchResult.GONE: "{name} is gone from its cluster.",
+}
+"""The outcomes that this step records."""
+
+
+def _earlier_answer(incident: Incident, context: Context) -> ReturnNodeResult:
+    """Return the recorded outcome. The node may be in another recovery by now, so it stays as it is."""
+    outcome = NodeBranchResult(incident.node_branch or NodeBranchResult.STOOD_DOWN)
+    name = incident.replacement_instance_id or incident.node_name
+    if outcome is NodeBranchResult.RETURNED:  # an earlier call may have crashed before this request
+        context.cycle_requests.request(f"{name} returned")
+    text = _EARLIER_TEXT.get(outcome, "The recovery of {name} has ended, or a later run took over.")
+    return ReturnNodeResult(outcome=outcome, reason=text.format(name=name))
 
 
 def _removable_cordon(cordon_incident_id: str | None, incident: Incident, ledger: Ledger) -> str:
