@@ -123,6 +123,18 @@ def test_function_builds_only_the_models_of_the_policy(imports: dict[str, tuple[
     assert built < 40
 
 
+def test_cluster_adapter_loads_no_queue_engine() -> None:
+    program = "import sys, evenkeel.adapters.cluster; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared")}
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+
+    queue_modules = {module for module in process.stdout.split() if module.startswith("evenkeel.domain.kueue.")}
+    assert queue_modules == {"evenkeel.domain.kueue.quantities"}
+
+
 def test_function_collects_no_garbage_until_its_first_call() -> None:
     program = """
 import gc

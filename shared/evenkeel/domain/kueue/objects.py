@@ -30,9 +30,6 @@ class computed_once(Generic[T]):  # noqa: N801 - used like a property
         return value
 
 
-UNLIMITED = 2**100
-"""An amount without limit: larger than any sum or difference of 64-bit amounts."""
-
 Key = tuple[str, str]
 """(flavor, resource): the unit in which quota is counted."""
 Amounts = dict[Key, int]

@@ -8,9 +8,9 @@ import functools
 import re
 from fractions import Fraction
 
-from evenkeel.domain.kueue.objects import UNLIMITED
-
 CPU = "cpu"
+UNLIMITED = 2**100
+"""An amount without limit: larger than any sum or difference of 64-bit amounts."""
 _LARGEST = 2**63 - 1
 
 _SUFFIXES = {

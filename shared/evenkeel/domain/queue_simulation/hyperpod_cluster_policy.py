@@ -24,7 +24,6 @@ from pydantic.alias_generators import to_pascal
 from evenkeel.domain.capacity.instance_types import EFA, INSTANCE_TYPE_LABEL, MIG_PREFIX, InstanceType, InstanceTypes
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import (
-    UNLIMITED,
     Flavor,
     FlavorQuotas,
     PreemptionPolicy,
@@ -374,7 +373,7 @@ def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_l
             f"{quotas.flavor}: HyperPod allows one accelerator partition per quota: only {min(partitions)} is kept"
         )
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
-    if any(units >= UNLIMITED for units in amounts.values()):
+    if any(units >= quantities.UNLIMITED for units in amounts.values()):
         note_loss(f"{quotas.flavor}: HyperPod cannot express an unlimited quota")
     cpu, memory = min(amounts.get("cpu", 0), 10**12), min(amounts.get("memory", 0), 2**60)
     return QuotaResources(

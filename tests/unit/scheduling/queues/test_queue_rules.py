@@ -13,7 +13,6 @@ from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.flavors import why_unfit
 from evenkeel.domain.kueue.objects import (
     PODS,
-    UNLIMITED,
     Admitted,
     BorrowWithin,
     Cohort,
@@ -34,6 +33,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload
 from evenkeel.domain.kueue.preemption import order_key
+from evenkeel.domain.kueue.quantities import UNLIMITED
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests import kueue_checker
 from tests.unit.scheduling.queues.builders import (
