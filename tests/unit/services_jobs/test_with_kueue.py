@@ -11,7 +11,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide_job import AdmissionAction
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
-from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.nodes import NodeLife
@@ -221,6 +221,29 @@ def test_each_kueue_step_is_recorded_once() -> None:
         "The job waits in Kueue's queue default. No quota is free for the job: 3 more needed.",
     ]
     assert job_waiting_in_kueue(scenario, job.job_id).kueue_status.endswith("2 more needed.")
+
+
+def test_sweep_stops_admitted_attempt_whose_pods_never_start() -> None:
+    scenario = a_scenario()
+    job = hand_over_job(scenario)
+    deadline_seconds = scenario.policy.jobs.running_deadline_seconds
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    scenario.world.clock.advance(10 * deadline_seconds)  # in Kueue's queue
+    scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
+    workload = scenario.world.cluster.launched(job.job_id, 1)
+    workload.pods = [pod.replace(phase=PodPhase.PENDING) for pod in workload.pods]
+    scenario.world.clock.advance(deadline_seconds)
+    assert scenario.sweep().corrections.get("attempts") is None
+    scenario.world.clock.advance(60)
+
+    scenario.sweep()
+    scenario.sweep()
+
+    assert (scenario.attempt(job.job_id).state, scenario.job(job.job_id).state) == (
+        AttemptState.NEVER_RAN,
+        JobState.PENDING,
+    )
+    assert not scenario.world.cluster.workload(scenario.attempt(job.job_id)).has_runnable_pods
 
 
 def test_job_runs_after_kueue_admits_it() -> None:

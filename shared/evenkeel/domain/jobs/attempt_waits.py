@@ -5,6 +5,7 @@ Without a workflow, the sweep compares the attempt with the same deadlines.
 
 from datetime import datetime, timedelta
 
+from evenkeel.domain.external.kueue_status import ADMITTED
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import AttemptEnd, all_pods_run, judge_end, readmission_of
 from evenkeel.domain.jobs.job import Job
@@ -58,19 +59,28 @@ def evaluate_attempt_wait(
     return None
 
 
-def is_past_deadline(attempt: Attempt, policy: JobPolicy, now: datetime) -> bool:
+def is_past_deadline(attempt: Attempt, workload: ObservedWorkload, policy: JobPolicy, now: datetime) -> bool:
     """Whether it ran for too long, or its pods did not all start in time. It may wait for Kueue without limit."""
     if attempt.state is AttemptState.RUNNING and attempt.running_at:
         return now - attempt.running_at > timedelta(seconds=policy.run_deadline_seconds)
-    if attempt.state is AttemptState.LAUNCHED and attempt.launched_at and not attempt.local_queue:
-        return now - attempt.launched_at > timedelta(seconds=policy.running_deadline_seconds)
+    if attempt.state is AttemptState.LAUNCHED:
+        pods_since = _admitted_by_kueue_at(workload) if attempt.local_queue else attempt.launched_at
+        return pods_since is not None and now - pods_since > timedelta(seconds=policy.running_deadline_seconds)
     return False
+
+
+def _admitted_by_kueue_at(workload: ObservedWorkload) -> datetime | None:
+    """Return since when Kueue lets the pods of a workload start; None if it does not, or if that is unknown."""
+    if workload.kueue is None or not workload.kueue.is_true(ADMITTED):
+        return None
+    condition = workload.kueue.condition(ADMITTED)
+    return condition.changed_at if condition else None
 
 
 def is_overdue(attempt: Attempt, workload: ObservedWorkload, policy: JobPolicy, now: datetime) -> bool:
     """Whether an attempt without a workflow must stop: it has not ended, and it or its pods are past a deadline."""
     has_started = attempt.state is AttemptState.LAUNCHED and all_pods_run(workload, attempt)
-    return not attempt.state.has_ended and not has_started and is_past_deadline(attempt, policy, now)
+    return not attempt.state.has_ended and not has_started and is_past_deadline(attempt, workload, policy, now)
 
 
 def is_past_stop_deadline(

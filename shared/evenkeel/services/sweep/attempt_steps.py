@@ -90,7 +90,7 @@ def _continue_without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, work
     if attempt.state is AttemptState.LAUNCHED and all_pods_run(workload, attempt):
         mark_running.run(request, sweep.context)
         return True
-    if job.stop_of(attempt.attempt) is None and is_past_deadline(attempt, policy, now):
+    if job.stop_of(attempt.attempt) is None and is_past_deadline(attempt, workload, policy, now):
         outcome = stop_attempt.run(request, sweep.context, is_without_workflow=True).outcome
         return outcome is stop_attempt.StopOutcome.STOPPING
     return False
