@@ -14,6 +14,7 @@ from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueStatus
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
@@ -226,6 +227,24 @@ def test_forecast_of_required_level_counts_one_domain() -> None:
 
     assert (together, apart) == (5.0, 30 * 86_400)
     assert after_the_boot == POLICY.jobs.expected_replace_seconds
+
+
+def test_forecast_never_empties_nodes_in_unmanaged_use() -> None:
+    job = a_job(spec=a_job().spec.replace(nodes=1))
+    charge = Charge.of(
+        an_attempt(
+            job_id="job-b", pool="p5-workers", instance_type="ml.p5.48xlarge", node_names=("ip-1",), accelerators=2
+        )
+    )
+
+    def wait(*nodes: NodeCapacity, **changes: Any) -> float:
+        conditions = market_conditions(*nodes, queue=(job,), charges=(charge,), **changes)
+        return placement_facts(job, conditions, POLICY).candidates[0].wait_seconds
+
+    of_charge_alone = wait(a_committed_node(1, free=6), a_committed_node(2, free=8))
+    beside_unmanaged_pods = wait(a_committed_node(1, free=5), a_committed_node(2, free=7))
+
+    assert (of_charge_alone, beside_unmanaged_pods) == (5.0, 30 * 86_400)
 
 
 def test_wait_of_interrupted_job_begins_with_the_interruption() -> None:

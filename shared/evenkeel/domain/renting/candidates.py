@@ -21,7 +21,7 @@ from evenkeel.domain.capacity.start_estimates import (
     expected_starts,
     expected_wait,
 )
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
@@ -30,6 +30,7 @@ from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, o
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook, spend_limits, unrented_accelerators
+from evenkeel.domain.resources import NONE
 
 _MAX_PLACED = 20
 """Maximum pending jobs that one cycle places: half are first in the queue, half are on a later page."""
@@ -466,6 +467,7 @@ def forecast_starts(
         for capacity in node_capacities
         if capacity.is_open and capacity.free.accelerators >= min_free
     )
+    busy_until |= dict.fromkeys(_nodes_in_other_use(node_capacities, context), float("inf"))
     starts = after_whole_nodes(
         expected_starts(free_accelerators, running_uses, queue),
         queue,
@@ -484,6 +486,21 @@ def forecast_starts(
         for level in {demand.level for demand in queue if demand.level}
     }
     return after_domains(starts, queue, empty_after)
+
+
+def _nodes_in_other_use(node_capacities: Iterable[NodeCapacity], context: PlacementContext) -> tuple[str, ...]:
+    """Return the nodes whose accelerators pods use that belong to no attempt. The end of these pods is unknown.
+
+    Where Kueue chose the nodes of an attempt, and they are not known yet, its pods cannot be told apart: none then.
+    """
+    if not all(charge.node_names for charge in context.charges):
+        return ()
+    charged = charged_resources(context.charges)
+    return tuple(
+        capacity.node_name
+        for capacity in node_capacities
+        if capacity.accelerators - capacity.free.accelerators > charged.get(capacity.node_key, NONE).accelerators
+    )
 
 
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
