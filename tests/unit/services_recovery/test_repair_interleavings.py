@@ -51,8 +51,8 @@ def uncordon(recovery: RecoveryScenario) -> None:
     set_manual_cordon.uncordon_as_person(request, recovery.world.context())
 
 
-@pytest.mark.parametrize("act", [settle, start_next_run])
-def test_no_repair_follows_end_of_run(act: Callable[[RecoveryScenario], None]) -> None:
+@pytest.mark.parametrize("act", [settle, start_next_run, RecoveryScenario.hold_automation])
+def test_no_repair_follows_end_of_run_or_hold(act: Callable[[RecoveryScenario], None]) -> None:
     def run(at: int) -> int:
         recovery = recovery_before_repair()
         repair_requests = recovery.world.provider.asked

@@ -23,7 +23,7 @@ from evenkeel.domain.recovery.guardrails import (
 )
 from evenkeel.domain.recovery.holds import Hold, Holds
 from evenkeel.domain.values import Instant, Value
-from evenkeel.ports import Key, Row, Table, every
+from evenkeel.ports import ConditionCheck, Key, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
 from evenkeel.services.storage import guardrail_registers
@@ -88,8 +88,15 @@ class GuardrailInputs:
     @cached_property
     def holds(self) -> Holds:
         """Every hold."""
-        row = self.context.ledger.get(fleet_rows.hold_key())
-        return rows.decode(row, Holds) if row else Holds()
+        return rows.decode(self._hold_row, Holds) if self._hold_row else Holds()
+
+    @cached_property
+    def _hold_row(self) -> Row | None:
+        return self.context.ledger.get(fleet_rows.hold_key())
+
+    def holds_check(self) -> ConditionCheck:
+        """Return the write with which a commit fails if a hold was set or released since the holds were read."""
+        return ConditionCheck(fleet_rows.hold_key(), self._hold_row.version if self._hold_row else 0)
 
     def hold_on(self, incident: Incident) -> Hold | None:
         """Return the hold in force on an incident's node."""

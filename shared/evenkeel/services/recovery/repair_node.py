@@ -215,7 +215,7 @@ def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     """Record a decision that calls no provider."""
     incident, decision = step.incident, step.decision
     if decision.awaited_owner:
-        _record_request(step, _wait_entry(step.facts, decision), None, context.ledger)
+        _record_request(step, _wait_entry(step.facts, decision), (), context.ledger)
     if decision.action is Repair.AWAIT:
         _confirm_unanswered_call(incident, step.facts, context)
     if decision.action in _TIMELINE_KINDS:
@@ -404,7 +404,10 @@ def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
         is_request=True,
         is_drill=incident.is_drill,
     )
-    _record_request(step, request, enters, context.ledger)
+    inputs = guardrail_inputs.GuardrailInputs(context)
+    if inputs.hold_on(incident) is not None:
+        raise Conflict(f"A person holds automation of {incident.life.instance_id} since this moment.")
+    _record_request(step, request, (enters, inputs.holds_check()), context.ledger)
     instance_id = incident.life.instance_id
     try:
         if facts.owner is NodeOwner.NODE_GROUP:
@@ -474,12 +477,12 @@ def _wait_entry(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
 # ---------------------------------------------------------------- record
 
 
-def _record_request(step: _Step, request: RepairRequest, enters: Put | None, ledger: Ledger) -> None:
+def _record_request(step: _Step, request: RepairRequest, guardrail_writes: tuple[Write, ...], ledger: Ledger) -> None:
     """Record the intent on the lease before the call, with the decision, the timeline and the guardrail register.
 
     Raises:
         Conflict: another service repairs this node slot, entered the register, or settled the incident at this
-            moment. The next visit decides again.
+            moment, or a person set a hold. The next visit decides again.
     """
     incident, lease, lease_row = step.incident, step.lease, step.lease_row
     earlier_lease = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
@@ -500,7 +503,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
         verb = "watched" if request.rung in WAIT_RUNGS else request.rung
         decision_puts = incident_store.decision_puts(step.decision_record, verb, at=request.requested_at, writer=WRITER)
         lease_write = Put(fleet_rows.lease_row(changed_lease, version, is_drill=incident.is_drill))
-        return requested_incident, [lease_write, *([enters] if enters else []), *decision_puts]
+        return requested_incident, [lease_write, *guardrail_writes, *decision_puts]
 
     incident_store.update_incident_once(ledger, incident.incident_id, change)
 
