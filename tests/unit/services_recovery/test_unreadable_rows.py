@@ -15,6 +15,7 @@ from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode
 from evenkeel.domain.values import StrictValue, Value
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import ExecutionState, Key, Put, Row, Table, Unreachable, Unreadable, WorkflowName
+from evenkeel.services.incidents import unresolved_facts
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_sources, read_status
 from evenkeel.services.queries.incidents import read_incidents
@@ -27,9 +28,9 @@ from evenkeel.services.storage import pagination
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 from evenkeel.services.waits import evaluate_waits
-from tests.fakes.cluster import instance_id
+from tests.fakes.cluster import CLUSTER, instance_id
 from tests.stored_rows import type_of
-from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 
 NEW_VALUE = "VALUE_OF_A_NEWER_RELEASE"
 FAILS_AS_A_WHOLE = {"Charge", "RentalAllocation"}
@@ -255,6 +256,30 @@ def test_node_with_unreadable_own_row_is_left_to_person(fault_key: str) -> None:
 
     assert "cannot read the node's row" in scenario.incident.outcome
     assert not scenario.provider.asked
+
+
+def test_fact_about_node_with_unreadable_row_opens_incident() -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    write_newer_value(scenario, fleet_rows.node_key(CLUSTER, instance_id(1)), ("isReady",))
+
+    result = scenario.ingest(a_fact(1, observed_at=scenario.now))
+
+    assert result.outcome == "OPEN"
+
+
+def test_fact_is_unresolved_while_life_of_node_is_unreadable() -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    write_newer_value(scenario, fleet_rows.node_key(CLUSTER, instance_id(1)), ("life", "launchedAt"))
+    scenario.world.provider.by_id.clear()
+
+    result = scenario.ingest(a_fact(1, observed_at=scenario.now))
+    scenario.world.clock.advance(7 * 3600)
+    unresolved_facts.retry_unresolved(scenario.context())
+
+    assert result.outcome == "UNRESOLVED"
+    assert scenario.world.telemetry.totals["FactsDropped"] == 1
 
 
 def test_unreadable_node_row_keeps_no_other_incident_blocked() -> None:

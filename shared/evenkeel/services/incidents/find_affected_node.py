@@ -5,7 +5,7 @@ from evenkeel.domain.health.incidents import (
     Incident,
     NodeFact,
 )
-from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.nodes import Node, NodeLife
 from evenkeel.services.context import Context
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 
@@ -13,21 +13,21 @@ from evenkeel.services.tables import fleet_rows, incident_rows, rows
 def find_affected_node(instance_id: str, context: Context, *, asks_provider: bool) -> AffectedNode | None:
     """Find the node life of an instance id in the fleet table; None if it is unknown.
 
-    If `asks_provider`, HyperPod is asked about an instance that the table does not list.
+    If `asks_provider`, HyperPod is asked about an instance that the table does not list. Only these fields of a row are
+    read, so a newer value in another field loses no fact. A row whose own fields are unreadable counts as unlisted.
     """
     keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
-    for row in context.read_rows(*keys) if keys else ():
-        if row is not None:
-            node = rows.decode(row, FleetNode)
-            return AffectedNode(
-                life=node.life,
-                slot=node.slot,
-                node_name=node.node_name,
-                pool=node.pool,
-                instance_type=node.instance_type,
-                boot_id=node.boot_id,
-                job_ids=node.job_ids,
-            )
+    stored_rows = (row for row in (context.read_rows(*keys) if keys else ()) if row is not None)
+    for _, node in rows.readable_rows(stored_rows, AffectedNode):
+        return AffectedNode(
+            life=node.life,
+            slot=node.slot,
+            node_name=node.node_name,
+            pool=node.pool,
+            instance_type=node.instance_type,
+            boot_id=node.boot_id,
+            job_ids=node.job_ids,
+        )
     provider_node = context.provider.node(instance_id) if asks_provider and context.site.clusters else None
     if provider_node is None:
         return None
