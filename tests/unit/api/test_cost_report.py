@@ -9,12 +9,15 @@ import pytest
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Key, Put
 from evenkeel.services.queries.costs import read_cost_records, read_recent_days
-from evenkeel.services.tables import incident_rows
+from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
+from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.world import FakeWorld
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, make_unreadable, store
 from tests.unit.api.test_receipts import a_lost_job, an_incident_of
+from tests.unit.costs.test_rent import a_rental
 
 
 def read_report(gateway: Gateway, query: str = "") -> Any:
@@ -310,6 +313,36 @@ def test_cost_report_counts_unreadable_incidents(gateway: Gateway) -> None:
 
     assert not document["isComplete"]
     assert "1 incident cannot be read: failures and losses are too low." in document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        (job_rows.attempt_key("job-0000000001", 1), "accelerators"),
+        (job_rows.attempt_key("job-0000000001", 2), "accelerators"),
+        (job_rows.job_key("job-0000000001"), "priority"),
+        (fleet_rows.node_key(CLUSTER, instance_id(1)), "isReady"),
+    ],
+)
+def test_cost_report_counts_unreadable_record(key: Key, field: str, gateway: Gateway) -> None:
+    store_fleet(gateway)
+    make_unreadable(gateway.fakes.ledger, key, field)
+
+    document = read_report(gateway)
+
+    assert (document["isComplete"], document["isNodeTimeComplete"]) == (False, False)
+    text = "1 attempt, job, rental or node cannot be read: the sums are lower bounds."
+    assert document["notes"].count(text) == 1
+    assert not any("no longer stored" in note for note in document["notes"])
+
+
+def test_cost_report_counts_unreadable_rental(gateway: Gateway) -> None:
+    store_fleet(gateway)
+    rental = a_rental(1, 0, None)
+    gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
+    make_unreadable(gateway.fakes.ledger, job_rows.rental_key(rental.job_id, rental.number), "state")
+
+    assert not read_report(gateway)["isComplete"]
 
 
 def _read_two_per_page(read: Any) -> Any:

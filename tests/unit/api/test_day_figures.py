@@ -416,8 +416,8 @@ def test_record_that_ends_between_two_reads_is_not_lost(prefix: str, monkeypatch
     monkeypatch.setattr(ledger, "by_state", end_after_first_read)
     span = Span(opened, TODAY + DAY)
 
-    attempts, _ = read_cost_records.attempts_in(ledger, span)
-    rentals = read_cost_records.rentals_in((), span.start, a_context(fakes))
+    attempts, _ = read_cost_records.attempts_in(ledger, span, set())
+    rentals = read_cost_records.rentals_in((), span.start, a_context(fakes), set())
 
     assert [attempt.attempt for attempt in attempts] == [1]
     assert [rental.job_id for rental in rentals] == ["job-7"]

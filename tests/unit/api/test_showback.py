@@ -7,10 +7,10 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Add, Put
+from evenkeel.ports import Add, Key, Put, Row
 from evenkeel.services.tables import job_rows, quota_rows
 from tests.unit.api.gateway import ACCOUNT, Gateway
-from tests.unit.api.seeds import a_job, ago, an_attempt, store
+from tests.unit.api.seeds import a_job, ago, an_attempt, make_unreadable, store
 from tests.unit.api.test_receipts import a_lost_job
 from tests.unit.costs.test_rent import a_rental
 
@@ -146,6 +146,27 @@ def test_unreadable_charge_makes_used_budget_lower_bound(gateway: Gateway) -> No
     store_teams(gateway)
     row = quota_rows.charge_row(an_attempt(a_job(1), team="nlp"))
     gateway.fakes.ledger.commit(Put(replace(row, doc={**row.doc, "accelerators": "of a newer release"})))
+
+    (budget,) = read_showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/nlp/ana")["budgets"]
+
+    assert budget["isLowerBound"]
+
+
+@pytest.mark.parametrize("key", [job_rows.attempt_key("job-0000000001", 1), job_rows.job_key("job-0000000001")])
+def test_showback_counts_unreadable_record(key: Key, gateway: Gateway) -> None:
+    store_two_jobs(gateway)
+    make_unreadable(gateway.fakes.ledger, key, "priority" if key.sk == "META" else "accelerators")
+
+    document = read_showback(gateway)
+
+    assert document["isComplete"] is False
+    assert document["notes"][-1] == "1 attempt, job, rental or node cannot be read: the sums are lower bounds."
+
+
+def test_unreadable_rental_makes_used_budget_lower_bound(gateway: Gateway) -> None:
+    store_teams(gateway)
+    key = quota_rows.rental_allocation_key("job-0000000001", 1)
+    gateway.fakes.ledger.commit(Put(Row(key, {"nodes": "of a newer release"})))
 
     (budget,) = read_showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/nlp/ana")["budgets"]
 

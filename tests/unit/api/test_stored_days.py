@@ -149,16 +149,19 @@ def test_missing_days_of_a_restored_table_are_stored_at_once() -> None:
     assert len(fakes.telemetry.metrics) == metrics
 
 
-def test_no_day_is_stored_without_unreadable_incident() -> None:
+@pytest.mark.parametrize(("prefix", "field"), [("INC#", "severity"), ("ATTEMPT#", "accelerators")])
+def test_no_day_is_stored_without_unreadable_record(prefix: str, field: str) -> None:
     fakes = store_random_history(5)
-    key = next(row.key for row in fakes.ledger.rows.values() if row.key.pk.startswith("INC#"))
-    make_unreadable(fakes.ledger, key, "severity")
+    key = next(
+        row.key for row in fakes.ledger.rows.values() if row.key.pk.startswith(prefix) or row.key.sk.startswith(prefix)
+    )
+    make_unreadable(fakes.ledger, key, field)
     sweep = SweepRun(a_context(fakes, now=A_MOMENT), {})
 
     fold_days(sweep)
 
     assert stored_days(fakes) == {}
-    assert sweep.failures == ["1 incident cannot be read, so no figures of days are stored."] * len(sweep.failures)
+    assert sweep.failures == ["1 record cannot be read, so no figures of days are stored."] * len(sweep.failures)
     assert sweep.failures
 
 

@@ -36,7 +36,7 @@ from evenkeel.domain.renting.rental_book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.serving_rentals import ServingState
 from evenkeel.domain.scheduling.serving_demand import ServingRentalPlan, ServingReturn
 from evenkeel.domain.timeline import TimelineEntry
-from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
+from evenkeel.ports import Add, Delete, Key, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.storage import batches, charge_rows, team_setup
 from evenkeel.services.storage.decision_record import decision_of
@@ -57,6 +57,16 @@ def load(ledger: Ledger) -> RentalBook:
     allocations = load_allocations(ledger)
     keys = [job_rows.rental_key(allocation.job_id, allocation.number) for allocation in allocations]
     return RentalBook(tuple(rows.decode(row, Rental) for row in get_all(ledger, keys).values()), allocations)
+
+
+def load_readable(ledger: Ledger, unreadable_keys: set[Key]) -> RentalBook:
+    """Read the open rentals to show them, as `load`. Unreadable rows are left out; their keys are added to the set."""
+    key = quota_rows.rental_allocation_key("", 0)
+    stored_allocations = ledger.partition(key.table, key.pk, "RENTAL#")
+    allocations = tuple(rows.readable_values(stored_allocations, RentalAllocation, unreadable_keys))
+    keys = [job_rows.rental_key(allocation.job_id, allocation.number) for allocation in allocations]
+    stored_rentals = get_all(ledger, keys).values()
+    return RentalBook(tuple(rows.readable_values(stored_rentals, Rental, unreadable_keys)), allocations)
 
 
 def load_allocations(ledger: Ledger) -> tuple[RentalAllocation, ...]:

@@ -74,12 +74,13 @@ def _fold(stored_rows: Mapping[datetime, Row | None], today: datetime, sweep: Sw
     recent = read_recent_days.read_days(
         Span(min(stored_rows), context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS
     )
+    if recent.unreadable_incidents or recent.unreadable_records:
+        unreadable_count = recent.unreadable_incidents + recent.unreadable_records
+        records_text = count_of(unreadable_count, "record")
+        sweep.failures.append(f"{records_text} cannot be read, so no figures of days are stored.")
+        return 0
     if not recent.is_node_time_complete:
         sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
-        return 0
-    if recent.unreadable_incidents:
-        incidents_text = count_of(recent.unreadable_incidents, "incident")
-        sweep.failures.append(f"{incidents_text} cannot be read, so no figures of days are stored.")
         return 0
     for figures in recent.days:
         if figures.since not in stored_rows or figures.since < recent.whole_from or figures.until - figures.since < DAY:

@@ -82,6 +82,16 @@ def readable_rows(
         yield row, value
 
 
+def readable_values(stored_rows: Iterable[Row], kind: type[T], unreadable_keys: set[Key]) -> Iterator[T]:
+    """Yield the value of each row that this release can read, and add the keys of the other rows to a set.
+
+    For sums that are shown with the number of missing rows.
+    """
+    for row in stored_rows:
+        for _, value in readable_rows([row], kind, lambda _: unreadable_keys.add(row.key)):  # noqa: B023 - called at once
+            yield value
+
+
 _DRILL = "DRILL-"
 
 

@@ -80,7 +80,7 @@ def show_cost_report(report_window: ReportWindow, reader: Reader, context: Conte
         raise Invalid("The window has no data.", ((field, why),))
     window = Span(days[0].since, max(requested_window.end, days[-1].until))
     unknown_days = _days_without_figures(days)
-    nodes = recent.nodes if recent else read_recent_days.nodes_of(context)[0]
+    nodes = recent.nodes if recent else read_recent_days.nodes_of(context, set())[0]
     is_late = window.start > requested_window.start
     facts = ReportFacts(
         window=window,

@@ -33,7 +33,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.setup_history import SetupPeriod
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.ports import Table, get_all
+from evenkeel.ports import Key, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries.costs import read_cost_records
 from evenkeel.services.queries.incidents import read_incidents
@@ -59,6 +59,8 @@ class RecentDays(NamedTuple):
     """Begins of days to which something belongs that is still open: an incident, or an interruption."""
     nodes: tuple["NodeLifetime", ...]
     unreadable_incidents: int
+    unreadable_records: int
+    """Attempts, jobs, rentals and nodes that this release cannot read. The sums are lower bounds."""
     is_complete: bool
     is_node_time_complete: bool
     notes: tuple[str, ...]
@@ -87,7 +89,8 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
         max_jobs: Interrupted jobs that are read; 0: `MAX_JOBS`.
     """
     max_jobs = max_jobs or MAX_JOBS
-    attempts, window = read_cost_records.attempts_in(context.ledger, asked_span)
+    unreadable_keys: set[Key] = set()
+    attempts, window = read_cost_records.attempts_in(context.ledger, asked_span, unreadable_keys)
     span, notes = window.span, []
     if not window.is_complete:
         notes.append("Too many attempts: the window begins later than requested.")
@@ -107,9 +110,13 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
     jobs_on_rented_nodes = {attempt.job_id for attempt in attempts if attempt.is_rented or attempt.rented_part}
     jobs_that_began = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
     jobs = read_cost_records.jobs_of(
-        context.ledger, dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes), *jobs_that_began[:max_jobs]])
+        context.ledger,
+        dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes), *jobs_that_began[:max_jobs]]),
+        unreadable_keys,
     )
-    missing_count = sum(job_id not in jobs for job_id in chosen_job_ids)
+    missing_count = sum(
+        job_id not in jobs and job_rows.job_key(job_id) not in unreadable_keys for job_id in chosen_job_ids
+    )
     if missing_count:
         notes.append(
             f"{count_of(missing_count, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
@@ -117,11 +124,17 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
     with_rentals = [
         jobs[job_id] for job_id in dict.fromkeys([*chosen_job_ids, *sorted(jobs_on_rented_nodes)]) if job_id in jobs
     ]
-    rentals = read_cost_records.rentals_in(with_rentals, span.start, context)
+    rentals = read_cost_records.rentals_in(with_rentals, span.start, context, unreadable_keys)
     lost_times = _lost_time(
-        [jobs[job_id] for job_id in chosen_job_ids if job_id in jobs], attempts, incidents, rentals, context
+        [jobs[job_id] for job_id in chosen_job_ids if job_id in jobs],
+        attempts,
+        incidents,
+        rentals,
+        context,
+        unreadable_keys,
     )
-    nodes, is_cut = nodes_of(context)
+    nodes, is_cut = nodes_of(context, unreadable_keys)
+    notes += read_cost_records.unreadable_notes(unreadable_keys)
     if is_cut:
         notes.append(f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong.")
     spans = tuple(day_spans(span))
@@ -135,12 +148,14 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> Recen
         open_since=frozenset(by_day.open_since),
         nodes=nodes,
         unreadable_incidents=unreadable_count,
+        unreadable_records=len(unreadable_keys),
         is_complete=window.is_complete
         and has_all
         and not unreadable_count
+        and not unreadable_keys
         and len(chosen_job_ids) == len(interrupted_jobs)
         and not missing_count,
-        is_node_time_complete=not is_cut,
+        is_node_time_complete=not is_cut and not unreadable_keys,
         notes=tuple(notes),
     )
 
@@ -324,6 +339,7 @@ def _lost_time(
     incidents: Iterable[Incident],
     rentals: Iterable[Rental],
     context: Context,
+    unreadable_keys: set[Key],
 ) -> list[LostTime]:
     """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
@@ -341,14 +357,18 @@ def _lost_time(
         attempts: Sequence[Attempt] = attempts_of[job.job_id]
         if len(attempts) < job.current_attempt:
             keys = [job_rows.attempt_key(job.job_id, number) for number in range(1, job.current_attempt + 1)]
-            attempts = [rows.decode(row, Attempt) for row in get_all(context.ledger, keys).values()]
+            stored_rows = get_all(context.ledger, keys).values()
+            attempts = list(rows.readable_values(stored_rows, Attempt, unreadable_keys))
         prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rentals_by_job[job.job_id], context.policy.economy)
         losses += interruptions(job, attempts, incidents_by_job[job.job_id], prices, context.now)
     return losses
 
 
-def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
-    """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read."""
+def nodes_of(context: Context, unreadable_keys: set[Key]) -> tuple[tuple[NodeLifetime, ...], bool]:
+    """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read.
+
+    Unreadable rows are left out. Their keys are added to `unreadable_keys`.
+    """
     stored_rows, is_cut = pagination.read_partition(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     return tuple(
         NodeLifetime(
@@ -357,7 +377,7 @@ def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
             node.life.launched_at,
             node.changed_at if node.is_gone else None,
         )
-        for node in (rows.decode(row, FleetNode) for row in stored_rows)
+        for node in rows.readable_values(stored_rows, FleetNode, unreadable_keys)
         if node.accelerators
     ), is_cut
 

@@ -26,7 +26,7 @@ from evenkeel.domain.name_suggestions import unknown_name
 from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Invalid
+from evenkeel.ports import Invalid, Key
 from evenkeel.services.context import Context
 from evenkeel.services.queries.costs import read_cost_records, read_recent_days
 from evenkeel.services.queries.disclosure import Reader
@@ -63,17 +63,20 @@ def read_showback(
         BadPageToken: this list did not issue the token.
     """
     requested_span = read_cost_records.window_of(showback_filter.since, showback_filter.until, context.now, rows.KEPT)
-    attempts, window = read_cost_records.attempts_in(context.ledger, requested_span)
+    unreadable_keys: set[Key] = set()
+    attempts, window = read_cost_records.attempts_in(context.ledger, requested_span, unreadable_keys)
     attempts_of_team = [attempt for attempt in attempts if showback_filter.team in (None, attempt.team)]
-    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in attempts_of_team))
+    job_ids = dict.fromkeys(attempt.job_id for attempt in attempts_of_team)
+    jobs = read_cost_records.jobs_of(context.ledger, job_ids, unreadable_keys)
     rentals = [
         rental
-        for rental in read_cost_records.rentals_in(jobs.values(), requested_span.start, context)
+        for rental in read_cost_records.rentals_in(jobs.values(), requested_span.start, context, unreadable_keys)
         if showback_filter.team in (None, rental.team)
     ]
     active_teams = frozenset({attempt.team for attempt in attempts} | {rental.team for rental in rentals})
     _refuse_unknown_team(showback_filter.team, active_teams, reader)
-    jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
+    job_ids_of_rentals = {rental.job_id for rental in rentals} - jobs.keys()
+    jobs |= read_cost_records.jobs_of(context.ledger, job_ids_of_rentals, unreadable_keys)
     charges = _ChargedTimes(context, jobs, reader, showback_filter.label, window.span)
     team_rows, total = showback_rows([*charges.of_attempts(attempts_of_team), *charges.of_rentals(rentals)])
     is_recorded = bool(team_rows) or _is_recorded(attempts, requested_span, context)
@@ -83,7 +86,7 @@ def read_showback(
         "since": rfc3339(window.span.start),
         "until": rfc3339(window.span.end),
         "label": showback_filter.label,
-        "isComplete": window.is_complete,
+        "isComplete": window.is_complete and not unreadable_keys,
         "total": (total if is_recorded else ShowbackTotal()).to_json(),
         "budgets": [forecast.to_json() for forecast in _budget_forecasts(context, reader, showback_filter.team)],
         "items": [row.to_json() for row in rows_of_page],
@@ -91,6 +94,7 @@ def read_showback(
             *_NOTES,
             *([] if is_recorded else ["Nothing is recorded in this window, so its use is unknown."]),
             *([] if window.is_complete else ["Too many attempts: the window begins later than requested."]),
+            *read_cost_records.unreadable_notes(unreadable_keys),
         ],
         "nextPageToken": token or None,
     }
@@ -107,7 +111,7 @@ def _is_recorded(attempts: Sequence[Attempt], span: Span, context: Context) -> b
     """Whether a window has records. Otherwise its use is unknown, not zero."""
     if attempts:
         return True
-    nodes, _ = read_recent_days.nodes_of(context)
+    nodes, _ = read_recent_days.nodes_of(context, set())
     return any(node.launched_at < span.end for node in nodes)
 
 
@@ -174,7 +178,10 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
         return
     own_setup = setup.replace(teams=tuple(teams))
     live_charges, unreadable_count = charge_rows.readable_charges(context.ledger)
-    spent = rental_store.spent_by_period(own_setup, context, rental_store.load(context.ledger).rentals)
+    unreadable_keys: set[Key] = set()
+    rentals = rental_store.load_readable(context.ledger, unreadable_keys).rentals
+    spent = rental_store.spent_by_period(own_setup, context, rentals)
+    is_lower_bound = unreadable_count > 0 or bool(unreadable_keys)
     for budget_team in teams:
         charges = [charge for charge in live_charges if charge.team == budget_team.name]
         periods: dict[str, Spending] = {
@@ -183,7 +190,7 @@ def _budget_forecasts(context: Context, reader: Reader, team: str | None) -> Ite
         for budget in budget_team.budgets:
             spending = budget_used(budget, charges, periods, context.policy.economy, context.now)
             for forecast in budget_forecasts(budget_team.name, budget, spending, context.now):
-                yield forecast.replace(is_lower_bound=forecast.is_lower_bound or unreadable_count > 0)
+                yield forecast.replace(is_lower_bound=forecast.is_lower_bound or is_lower_bound)
 
 
 # ---------------------------------------------------------------- pages of rows
