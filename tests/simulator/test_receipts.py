@@ -88,7 +88,7 @@ def test_recoveries_have_known_stages_and_a_forecast(worlds: list[Simulation]) -
 def test_lost_spans_of_a_job_never_overlap(worlds: list[Simulation]) -> None:
     for world in worlds:
         for job in jobs_of(world):
-            attempts = read_jobs.load_attempts(world.ledger, job.job_id)
+            attempts = read_jobs.load_attempts(world.ledger, job.job_id, set())
             lost = interruptions(job, attempts, [], {}, world.observer_context().now)
             spans = sorted(span for lost_time in lost for _, span in lost_time.spans)
             assert all(before.end <= after.start for before, after in pairwise(spans)), (world.seed, job.job_id)

@@ -75,6 +75,7 @@ def draw_job(out: Printer, job: Json) -> None:
             ("rented nodes", _mixed_text(job)),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
             ("withheld", withheld if is_redacted else ""),
+            ("unreadable", _unreadable_text(job)),
         ],
         indent="  ",
     )
@@ -88,6 +89,13 @@ def draw_job(out: Printer, job: Json) -> None:
     if not is_redacted:
         out.line()
         out.next_command(f"evenkeel why {job['jobId']}")
+
+
+def _unreadable_text(job: Json) -> str:
+    unreadable_count = job.get("unreadableRecords", 0)
+    if not unreadable_count:
+        return ""
+    return f"{count_of(unreadable_count, 'record')} of attempts or rentals cannot be read"
 
 
 def draw_progress(out: Printer, job: Json, progress: str) -> None:

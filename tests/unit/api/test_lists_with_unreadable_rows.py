@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel.ports import Key
+from evenkeel.ports import Key, Put, Row
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import Gateway
@@ -40,6 +40,17 @@ def test_list_shows_rows_beside_unreadable_one(
     answer = gateway.get(f"/v1/{path}")
 
     assert (answer.status, [item[item_id] for item in answer.document["items"]]) == (200, [shown])
+
+
+def test_job_shows_attempts_beside_unreadable_records(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    store(gateway.fakes.ledger, job, an_attempt(job), an_attempt(job, attempt=2))
+    make_unreadable(gateway.fakes.ledger, job_rows.attempt_key(job.job_id, 1), "accelerators")
+    gateway.fakes.ledger.commit(Put(Row(job_rows.rental_key(job.job_id, 1), {"state": "of a newer release"})))
+
+    document = gateway.get(f"/v1/jobs/{job.job_id}").document
+
+    assert ([attempt["attempt"] for attempt in document["attempts"]], document["unreadableRecords"]) == ([2], 2)
 
 
 def test_incident_shows_jobs_beside_unreadable_attempt(gateway: Gateway) -> None:

@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Put
-from evenkeel.services.tables import incident_rows, subject_rows
+from evenkeel.services.tables import incident_rows, job_rows, subject_rows
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident, make_unreadable, store
 
@@ -269,6 +269,18 @@ def test_receipt_notes_unreadable_incident_of_its_job(gateway: Gateway) -> None:
     notes = [read_receipt(gateway, path)["notes"] for path in (f"jobs/{job.job_id}", f"incidents/{second.incident_id}")]
 
     text = "1 incident of the job cannot be read, so losses may have another cause."
+    assert [text in shown for shown in notes] == [True, True]
+
+
+def test_receipt_notes_unreadable_attempt(gateway: Gateway) -> None:
+    job, lost_attempt, resumed_attempt = a_lost_job()
+    store(gateway.fakes.ledger, job, lost_attempt, resumed_attempt, incident := an_incident_of(job))
+    make_unreadable(gateway.fakes.ledger, job_rows.attempt_key(job.job_id, 1), "accelerators")
+
+    paths = (f"jobs/{job.job_id}", f"incidents/{incident.incident_id}")
+    notes = [read_receipt(gateway, path)["notes"] for path in paths]
+
+    text = "1 attempt or rental cannot be read: the sums are lower bounds."
     assert [text in shown for shown in notes] == [True, True]
 
 

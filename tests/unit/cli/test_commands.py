@@ -40,6 +40,7 @@ from tests.unit.api.seeds import (
     an_attempt,
     an_incident,
     list_decision,
+    make_unreadable,
     store,
     store_fleet_counts,
 )
@@ -203,6 +204,14 @@ def test_elastic_job_shows_its_allowed_sizes(cli: CliFixture) -> None:
     for verb in ("submit", "plan"):
         refusal = cli.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
         assert "elastic.maxNodes" in refusal.err
+
+
+def test_job_page_counts_unreadable_records(cli: CliFixture) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    store(cli.gateway.fakes.ledger, job, an_attempt(job))
+    make_unreadable(cli.gateway.fakes.ledger, job_rows.attempt_key(job.job_id, 1), "accelerators")
+
+    assert "1 record of attempts or rentals cannot be read" in cli.run("jobs", "show", job.job_id).out
 
 
 def test_deadline_is_submitted_and_shown(cli: CliFixture) -> None:

@@ -65,6 +65,7 @@ export function Job({ words, shell }) {
           ["Ended", job.endedAt ? html`<${Time} at=${job.endedAt} />` : null],
           ["Deadline", job.deadline],
           ["Checkpoints", job.checkpoint?.uri || "none: after a fault the job starts from step 0"],
+          ["Unreadable", job.unreadableRecords ? `${job.unreadableRecords} records of attempts or rentals` : null],
           ["Resumes", job.resumePlan ? html`for <${Link} to=${["incidents", job.resumePlan.incidentId]}>${job.resumePlan.incidentId}<//>` : null],
         ]} />`
       : null}<//>

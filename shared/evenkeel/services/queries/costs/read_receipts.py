@@ -1,6 +1,6 @@
 """Receipts for the API: the cost of an incident or a job. They are computed on each read, so late facts change them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from evenkeel.domain.costs.incident_receipt import IncidentReceipt, incident_receipt
@@ -13,7 +13,7 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.plurals import count_of
-from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.ports import Key, Ledger, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
@@ -40,11 +40,11 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
 
 def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
-    all_attempts = read_jobs.load_attempts(context.ledger, job.job_id)
-    attempts, prices = _visible_attempts(job, all_attempts, context, reader)
+    unreadable_keys: set[Key] = set()
+    attempts, prices = _visible_attempts(job, context, reader, unreadable_keys)
     part_prices = {}
     if reader.may_see_job(job) and any(attempt.rented_part for attempt in attempts):
-        rentals = read_jobs.load_rentals(context.ledger, job.job_id)
+        rentals = read_jobs.load_rentals(context.ledger, job.job_id, unreadable_keys)
         part_prices = part_prices_of(attempts, rentals, context.policy.economy)
     incidents, unreadable_count = _incidents_of(job, context.ledger)
     receipt = job_receipt(
@@ -56,7 +56,7 @@ def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceip
         context.policy.jobs.expected_resume_seconds,
         part_prices,
     )
-    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count)))
+    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count, unreadable_keys)))
 
 
 def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
@@ -76,9 +76,9 @@ def visible_incident_receipt(
 ) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
     lost_times: list[LostTime] = []
-    unreadable_count = 0
+    unreadable_count, unreadable_keys = 0, set[Key]()
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
-        attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+        attempts, prices = _visible_attempts(job, context, reader, unreadable_keys)
         incidents, unreadable_of_job = _incidents_of(job, context.ledger)
         unreadable_count += unreadable_of_job
         attempt_incidents = [*incidents, *_named_by(incident, job.job_id)]
@@ -94,22 +94,26 @@ def visible_incident_receipt(
         context.policy.jobs.expected_resume_seconds,
         context.now,
     )
-    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count)))
+    return receipt.replace(notes=(*receipt.notes, *_unreadable_notes(unreadable_count, unreadable_keys)))
 
 
-def _unreadable_notes(unreadable_count: int) -> Iterator[str]:
+def _unreadable_notes(unreadable_count: int, unreadable_keys: Collection[Key]) -> Iterator[str]:
     if unreadable_count:
         incidents = count_of(unreadable_count, "incident of the job", "incidents of the jobs")
         yield f"{incidents} cannot be read, so losses may have another cause."
+    if unreadable_keys:
+        records = count_of(len(unreadable_keys), "attempt or rental", "attempts and rentals")
+        yield f"{records} cannot be read: the sums are lower bounds."
 
 
 def _visible_attempts(
-    job: Job, attempts: tuple[Attempt, ...], context: Context, reader: Reader
+    job: Job, context: Context, reader: Reader, unreadable_keys: set[Key]
 ) -> tuple[tuple[Attempt, ...], Mapping[int, GpuPrice | None]]:
-    """Return the attempts and prices that the caller may see."""
+    """Return the attempts and prices that the caller may see. Unreadable rows are added to a set."""
+    attempts = read_jobs.load_attempts(context.ledger, job.job_id, unreadable_keys)
     if not reader.may_see_job(job):
         return tuple(map(disclosure.public_attempt, attempts)), {}
-    rentals = read_jobs.load_rentals(context.ledger, job.job_id) if job.rentals else ()
+    rentals = read_jobs.load_rentals(context.ledger, job.job_id, unreadable_keys) if job.rentals else ()
     return attempts, prices_of(attempts, rentals, context.policy.economy)
 
 

@@ -16,7 +16,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
+from evenkeel.ports import Invalid, Key, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, sorted_list
 from evenkeel.services.queries.disclosure import Reader
@@ -146,7 +146,9 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     spec = job.spec
     submitted_fields = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, context.ledger)
-    attempts = load_attempts(context.ledger, job_id)
+    unreadable_keys: set[Key] = set()
+    attempts = load_attempts(context.ledger, job_id, unreadable_keys)
+    rentals = () if is_redacted else load_rentals(context.ledger, job_id, unreadable_keys)
     summary = job_summary(job if waits is None else job.replace(reason=waits.kueue_status))
     public = (
         summary
@@ -157,6 +159,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
             "cluster": job.cluster,
             "notBefore": _instant_text(job.not_before),
             "queue": read_queue.queue_position(job, context),
+            "unreadableRecords": len(unreadable_keys),
         }
     )
     if is_redacted:
@@ -174,7 +177,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
         "mixedGrowth": _mixed_growth_document(job),
         "attempts": [_attempt_document(attempt) for attempt in reversed(attempts)],
-        "rentals": [shown_rental(rental) for rental in reversed(load_rentals(context.ledger, job_id))],
+        "rentals": [shown_rental(rental) for rental in reversed(rentals)],
         "result": job.result,
     }
 
@@ -285,16 +288,16 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
     return rows.load(ledger, job_rows.job_key(job_id), Job, f"job {job_id}")
 
 
-def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
-    """Read all attempts of a job, oldest first."""
+def load_attempts(ledger: Ledger, job_id: str, unreadable_keys: set[Key]) -> tuple[Attempt, ...]:
+    """Read all attempts of a job, oldest first. Unreadable rows are left out; their keys are added to the set."""
     stored_rows = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
-    return tuple(rows.decode(row, Attempt) for row in stored_rows)
+    return tuple(rows.readable_values(stored_rows, Attempt, unreadable_keys))
 
 
-def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
-    """Read all rentals of a job, oldest first."""
+def load_rentals(ledger: Ledger, job_id: str, unreadable_keys: set[Key]) -> tuple[Rental, ...]:
+    """Read all rentals of a job, oldest first, as `load_attempts`."""
     stored_rows = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
-    return tuple(rows.decode(row, Rental) for row in stored_rows)
+    return tuple(rows.readable_values(stored_rows, Rental, unreadable_keys))
 
 
 def stored_timeline(ledger: Ledger, subject: str) -> list[Json]:
@@ -310,7 +313,7 @@ def job_timeline(ledger: Ledger, job_id: str) -> list[Json]:
     known_decision_ids = {entry.get("decisionId") for entry in stored_entries if entry["kind"] == "admitted"}
     admission_entries = [
         _admission_entry(attempt).to_json()
-        for attempt in load_attempts(ledger, job_id)
+        for attempt in load_attempts(ledger, job_id, set())
         if attempt.decision_id not in known_decision_ids
     ]
     return sorted([*admission_entries, *stored_entries], key=lambda entry: str(entry["at"]))

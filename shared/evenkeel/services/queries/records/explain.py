@@ -39,7 +39,7 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     stored_job = read_jobs.load_job(context.ledger, job_id)
     may_see_all = reader.may_see_job(stored_job)
     job = reader.view_of_job(stored_job)
-    attempts = read_jobs.load_attempts(context.ledger, job_id)
+    attempts = read_jobs.load_attempts(context.ledger, job_id, set())
     latest_attempt = attempts[-1] if attempts and may_see_all else None
     decisions = _latest_decisions(context.ledger, job_id)
     if not may_see_all:
