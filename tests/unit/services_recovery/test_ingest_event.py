@@ -20,6 +20,7 @@ from evenkeel.services.incidents.record_node_fact import IngestResult
 from evenkeel.services.recovery import cordon_node, drain_node, plan_recovery
 from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import incident_store
 from evenkeel.services.tables import fleet_rows, incident_rows, rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -209,6 +210,27 @@ def test_fault_after_return_opens_next_incident_at_once() -> None:
     recovery.incident_id = following.incident_id
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.incident.repairs == ("replace",)
+
+
+def test_same_fault_in_minute_of_return_opens_next_incident() -> None:
+    recovery = RecoveryScenario(size=2)
+    recovery.report_fault()
+    incident_store.update_incident(
+        recovery.world.ledger,
+        recovery.incident_id,
+        lambda incident: (
+            incident.replace(node_branch="RETURNED").with_stage_time("validated_at", incident.first_signal_at),
+            [],
+        ),
+    )
+    again = a_fact(observed_at=recovery.incident.first_signal_at + timedelta(seconds=2), envelope_id="again")
+
+    outcomes = [recovery.ingest(again).outcome for _ in range(2)]
+    parts = {"plan": {"outcome": "ACT"}, "node": {"outcome": "RETURNED"}, "jobs": {"outcome": "QUEUED"}}
+    recovery.run_state("SettleIncident", settle_incident, **parts)
+
+    assert outcomes == ["JOIN", "DUPLICATE"]
+    assert len(recovery.incidents()) == 2
 
 
 def test_fault_after_return_counts_for_shared_cause() -> None:

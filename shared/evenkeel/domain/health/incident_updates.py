@@ -139,17 +139,18 @@ def with_fact(
 
 def with_next_incident_id(incident: Incident, fact: NodeFact, new_id: str) -> Incident:
     """Return the incident with the id of the next one if the fact is from after the node's return to service."""
-    if incident.next_incident_id or not _is_after_return(incident, fact):
+    if incident.next_incident_id or not is_after_return(incident, fact):
         return incident
     return incident.replace(next_incident_id=new_id)
 
 
 def counted_incident_id(incident: Incident, fact: NodeFact) -> str:
     """Return the incident under which a fault counts: the next one if the node returned to service before the fault."""
-    return (_is_after_return(incident, fact) and incident.next_incident_id) or incident.incident_id
+    return (is_after_return(incident, fact) and incident.next_incident_id) or incident.incident_id
 
 
-def _is_after_return(incident: Incident, fact: NodeFact) -> bool:
+def is_after_return(incident: Incident, fact: NodeFact) -> bool:
+    """Return whether a fact is from after the node passed its validation. A replaced node does not return."""
     validated_at = incident.stages.validated_at
     return validated_at is not None and not incident.replacement_instance_id and fact.observed_at > validated_at
 

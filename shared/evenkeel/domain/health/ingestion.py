@@ -12,6 +12,7 @@ from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import FaultCatalogue, Rung
 from evenkeel.domain.health.incident_updates import (
     counted_incident_id,
+    is_after_return,
     open_incident,
     with_fact,
     with_next_incident_id,
@@ -100,7 +101,7 @@ def decide_ingestion(
     fact, last_incident, incident = classified_fact.fact, node_history.last_incident, node_history.open_incident
     if incident is not None and incident.is_drill is not fact.is_drill:
         incident = None
-    decision = _decide_duplicate_or_stale(fact, node_history.known_incident_id, last_incident, incident)
+    decision = _decide_duplicate_or_stale(classified_fact, node_history.known_incident_id, last_incident, incident)
     if decision is not None:
         return decision
     if incident is not None and _is_caused_by_repair(fact, incident):
@@ -119,21 +120,25 @@ def decide_ingestion(
 
 
 def _decide_duplicate_or_stale(
-    fact: NodeFact, known_id: str, last_incident: LastIncident | None, incident: Incident | None
+    classified_fact: ClassifiedFact, known_id: str, last_incident: LastIncident | None, incident: Incident | None
 ) -> IngestDecision | None:
     """Return the decision if the fact is already recorded or is older than the node's return; None otherwise."""
+    fact = classified_fact.fact
     if last_incident and last_incident.is_replaced:
         return IngestDecision(action=IngestAction.STALE, reason=f"{last_incident.incident_id} replaced the node.")
     returned_at = last_incident.returned_at if last_incident else None
-    is_after_return = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
+    is_older = returned_at is not None and fact.observed_at + _SOURCE_RESOLUTION <= returned_at
     # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
     # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
     returned_by = (last_incident.returned_by or last_incident.incident_id) if last_incident else ""
-    if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
+    is_new = known_id == returned_by and returned_at is not None and fact.observed_at > returned_at
+    if incident is not None and known_id == incident.incident_id:  # the node may be back while its jobs still wait
+        is_new = classified_fact.is_evidence and is_after_return(incident, fact)
+    if known_id and not is_new:
         is_current = incident is not None and incident.incident_id == known_id
         reason = f"{known_id} already recorded this report."
         return IngestDecision(action=IngestAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
-    if not is_after_return:
+    if is_older:
         assert last_incident
         return IngestDecision(
             action=IngestAction.STALE,
