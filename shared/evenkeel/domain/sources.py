@@ -252,27 +252,33 @@ def _with_stale_clusters(age: SourceAge, clusters: Sequence[str]) -> SourceAge:
 
 
 def source_problems(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
-    """Return the problems of stale sources and of unknown sources, each as clauses for one line of reasons."""
+    """Return the problems of stale sources, and of unknown or failing ones, each as clauses for one line of reasons."""
     ages = tuple(ages)
     if ages and all(age.state is SourceState.UNKNOWN and age.seen_at is None and not age.error for age in ages):
         return [], ["nothing has been observed yet"]
     stale = [age for age in ages if age.state is SourceState.STALE]
-    failing_ages = [age for age in stale if age.error]
     silent = [age.source for age in stale if not age.error]
     # A scheduling cycle is also UNKNOWN while a cluster is stale. That cluster is already in the list.
     unknown_sources = [age.source for age in ages if age.state is SourceState.UNKNOWN and not (stale and _has_run(age))]
-    failing_clusters = {age.source.target for age in failing_ages if age.source.kind is SourceKind.KUBERNETES_LIST}
-    # If a cluster does not answer, its watch and its Kueue fail too. Name the cluster only once.
-    shown_ages = [
-        age
-        for age in failing_ages
-        if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE)
-        or age.source.target not in failing_clusters
-    ]
-    reasons = [age.reason.removesuffix(".") for age in shown_ages]
+    reasons = [age.reason.removesuffix(".") for age in _name_clusters_once(age for age in stale if age.error)]
     if silent:
         reasons.append(f"nothing has read {_comma_list(silent)} for too long")
-    return reasons, [f"nothing is known yet about {_comma_list(unknown_sources)}"] if unknown_sources else []
+    problems = [f"nothing is known yet about {_comma_list(unknown_sources)}"] if unknown_sources else []
+    failing_ages = _name_clusters_once(age for age in ages if age.state is SourceState.FAILING)
+    if failing_ages:
+        problems.append(f"the last attempt to read {_comma_list([age.source for age in failing_ages])} failed")
+    return reasons, problems
+
+
+def _name_clusters_once(failing_ages: Iterable[SourceAge]) -> list[SourceAge]:
+    """Leave out the watch and the Kueue of a cluster that does not answer: they fail with it."""
+    failing_ages = list(failing_ages)
+    clusters = {age.source.target for age in failing_ages if age.source.kind is SourceKind.KUBERNETES_LIST}
+    return [
+        age
+        for age in failing_ages
+        if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE) or age.source.target not in clusters
+    ]
 
 
 def _has_run(age: SourceAge) -> bool:

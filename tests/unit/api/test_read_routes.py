@@ -912,6 +912,19 @@ def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) ->
         assert (numbers["isStale"], numbers["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
 
 
+def test_status_is_not_ok_beside_failing_source(gateway: Gateway) -> None:
+    ledger, answered = gateway.fakes.ledger, SourceReport.after(None, "", ago(seconds=30))
+    store_heartbeats(ledger, ago(seconds=30))
+    row = ledger.get(fleet_rows.heartbeat_key("sweep_fleet"))
+    assert row
+    row.doc["sources"]["hyperpod"] = SourceReport.after(answered, "Throttled", A_MOMENT).to_json()
+    ledger.commit(Put(row))
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("DEGRADED", ["the last attempt to read HyperPod failed"])
+
+
 def test_facts_of_an_unreachable_cluster_are_shown_as_stale(gateway: Gateway) -> None:
     store_unreachable_cluster(gateway)
 

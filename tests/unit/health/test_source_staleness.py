@@ -176,6 +176,10 @@ def test_scheduling_cycle_stays_current_while_a_cluster_fails() -> None:
     assert judge_beside_cluster(180)[1].state is SourceState.CURRENT
 
 
+def test_failing_cluster_is_a_problem_before_its_threshold() -> None:
+    assert source_problems(judge_beside_cluster(180)) == ([], ["the last attempt to read cluster research-eks failed"])
+
+
 def test_silent_cluster_is_reported_once_although_its_cycle_is_unknown() -> None:
     stale, unknown = source_problems(judge_beside_cluster(181))
 

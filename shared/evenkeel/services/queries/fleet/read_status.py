@@ -236,7 +236,7 @@ def judge_health(
         unreadable_charges: Charges that this release cannot read.
     """
     schedules_are_off = is_off(sources)
-    stale_sources, unknown_sources = source_problems(sources)
+    stale_sources, other_source_problems = source_problems(sources)
     silent = [] if schedules_are_off else [beat["function"] for beat in beats if beat["isSilent"]]
     critical = [*_policy_problems(policy_in_force)]
     if incidents.needing:
@@ -248,7 +248,7 @@ def judge_health(
         critical.append(f"{charges} cannot be read: no job starts, and the use of teams is a lower bound")
     critical += stale_sources
     never_ran = [] if schedules_are_off else [beat["function"] for beat in beats if beat["at"] is None]
-    problems = list(unknown_sources)
+    problems = list(other_source_problems)
     if never_ran:
         problems.append(f"no heartbeat yet from {', '.join(never_ran)}")
     if incidents.working:
