@@ -135,6 +135,25 @@ def test_suspension_ends_a_requested_resize(*, is_suspended_first: bool) -> None
     assert (scenario.job(job.job_id).state, scenario.job(job.job_id).resize) == (JobState.SUSPENDED, None)
 
 
+@pytest.mark.parametrize("end", ["finish", "cancel"])
+def test_ended_job_leaves_the_list_of_resizing_jobs(end: str) -> None:
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    wait_idle(scenario, 21)
+    assert stored_idle_record(scenario)["resizing"] == [job.job_id]
+
+    if end == "finish":
+        scenario.world.cluster.finish_pods(job.job_id, 1)
+        scenario.settle(job.job_id)
+    else:
+        stop_and_readmit(scenario, job.job_id)
+        scenario.cancel(job.job_id)
+    scenario.run_scheduling_cycle()
+
+    assert scenario.job(job.job_id).state.has_ended
+    assert stored_idle_record(scenario).get("resizing", []) == []
+
+
 def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)

@@ -325,8 +325,8 @@ class Job(Value):
         return max(self.spec.nodes, last_size)
 
     def live_resize(self) -> ResizeRequest | None:
-        """Return the resize request while it is valid: until an attempt later than the stopped one exists."""
-        resize = self.resize
+        """Return the resize request while it is valid: until the job ends, or a later attempt than the stopped one."""
+        resize = None if self.state.has_ended else self.resize
         return resize if resize and resize.after_attempt >= self.current_attempt else None
 
     def at_size(self, nodes: int, now: datetime, rented_nodes: int = 0) -> "Job":
