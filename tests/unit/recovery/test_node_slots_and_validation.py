@@ -1,5 +1,6 @@
 """The instance in a node slot, its validation, and the answers to waits."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -257,6 +258,25 @@ def test_job_without_a_stop_counts_as_resumed_after_the_repair(
     answer = evaluate_jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(100))
 
     assert (answer is not None) is is_back, why
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_seconds", "is_awaited"),
+    [(AttemptState.STOPPED, -1, False), (AttemptState.STOPPED, 1, True), (AttemptState.LOST, -1, True)],
+)
+def test_job_stopped_before_the_incident_is_not_awaited(
+    state: AttemptState, ended_seconds: int, *, is_awaited: bool
+) -> None:
+    incident = an_incident()
+    affected = AffectedJobState(
+        affected=AffectedJob(job_id="job-1", attempt=1),
+        job=a_job(state=JobState.PENDING, current_attempt=1),
+        interrupted_attempt=an_attempt(state=state, ended_at=incident.opened_at + timedelta(seconds=ended_seconds)),
+    )
+
+    answer = evaluate_jobs_resumed([affected], incident, Policy(), now=incident.opened_at + timedelta(seconds=2))
+
+    assert (answer is None) is is_awaited
 
 
 def test_guardrail_wait_ends_once_the_incident_may_proceed() -> None:

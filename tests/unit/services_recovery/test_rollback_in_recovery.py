@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Table
@@ -127,6 +128,25 @@ def test_late_corrupting_fault_affects_a_job_that_moved_away() -> None:
     not_affected = drain_node.find_affected_jobs(trusted, recovery.world.context(policy=QUICK)).jobs
 
     assert [(job.job_id, job.attempt) for job in affected] == [(recovery.job_id, 1)]
+    assert not_affected == ()
+
+
+def test_late_corrupting_fault_affects_a_job_that_was_stopped() -> None:
+    recovery = RecoveryScenario(size=5, policy=QUICK)
+    scenario = recovery.scenario
+    job = scenario.job(recovery.job_id)
+    scenario.set_job(job.replace(stop_request=job.stop_request_now("Preempted.", "schedule_jobs/job-b", recovery.now)))
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+    assert scenario.attempt(job.job_id).state is AttemptState.STOPPED
+    recovery.world.clock.advance(10)
+    recovery.report_fault(observed_at=recovery.now)
+    corrupting = recovery.incident.replace(fault_key=CORRUPTS, signals=())
+
+    affected = drain_node.find_affected_jobs(corrupting, recovery.context()).jobs
+    not_affected = drain_node.find_affected_jobs(recovery.incident, recovery.context()).jobs
+
+    assert [(affected_job.job_id, affected_job.attempt) for affected_job in affected] == [(job.job_id, 1)]
     assert not_affected == ()
 
 

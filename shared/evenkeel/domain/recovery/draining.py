@@ -109,9 +109,16 @@ def affected_since(incident: Incident, policy: Policy) -> datetime:
     an attempt that ended in it also saved in it.
     """
     blamed_since = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
-    return min(
-        blamed_since, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed_since
-    )
+    return min(blamed_since, _distrusted_since(incident, policy) or blamed_since)
+
+
+def may_damage_checkpoints(incident: Incident, policy: Policy) -> bool:
+    """Whether the fault may have damaged checkpoints that were saved while it lasted."""
+    return _distrusted_since(incident, policy) is not None
+
+
+def _distrusted_since(incident: Incident, policy: Policy) -> datetime | None:
+    return distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs)
 
 
 def finish_deadline(

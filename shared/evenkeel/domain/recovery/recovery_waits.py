@@ -8,7 +8,7 @@ from evenkeel.domain.health.classification import IncidentFault
 from evenkeel.domain.health.incident_updates import has_failed_after_return
 from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeBranchResult, RepairProgress
 from evenkeel.domain.health.signal_sources import signal_source
-from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
@@ -221,11 +221,16 @@ def _has_resumed_or_ended(job: Job, affected_job: AffectedJob) -> bool:
 
 
 def _was_never_interrupted(affected_job: AffectedJobState, incident: Incident) -> bool:
-    """Whether the job was never interrupted: the node branch ended, and no service stopped the job."""
+    """Whether the incident never interrupted the job.
+
+    The node branch ended and no service stopped the job, or the job was stopped for another reason before the incident.
+    """
     job, attempt = affected_job.job, affected_job.interrupted_attempt
-    if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
+    if job is None or attempt is None:
         return False
-    return job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
+    if attempt.ended_at:
+        return attempt.state is AttemptState.STOPPED and attempt.ended_at < incident.opened_at
+    return bool(incident.node_branch) and job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
 
 
 def overdue_at(

@@ -27,6 +27,7 @@ from evenkeel.domain.recovery.draining import (
     decide_unmanaged_pod,
     drain_deadline,
     finish_deadline,
+    may_damage_checkpoints,
     plan_drain,
 )
 from evenkeel.domain.recovery.guardrails import GuardrailAction
@@ -249,9 +250,11 @@ def _is_still_affected(affected_job: AffectedJob, incident: Incident, context: C
         return False
     if attempt.ended_at is None:
         return job.current_attempt == affected_job.attempt
-    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= affected_since(
-        incident, context.policy
+    # An attempt that was stopped for another reason lost no work, but its last checkpoint may be damaged.
+    is_affected = attempt.state in (AttemptState.LOST, AttemptState.FAILED) or (
+        attempt.state is AttemptState.STOPPED and may_damage_checkpoints(incident, context.policy)
     )
+    return is_affected and attempt.ended_at >= affected_since(incident, context.policy)
 
 
 def _load_if_readable(affected_job: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
