@@ -150,6 +150,8 @@ class PendingQueue:
         group = self._same_shape.get((shape, sub))
         if group is None:
             self._same_shape[shape, sub] = [entry]
+        elif group[0] == entry:
+            return  # the head that was popped last
         else:
             heapq.heappush(group, entry)
         if (group is None or group[0] is entry) and shape not in self._parked:
@@ -192,17 +194,8 @@ class PendingQueue:
         entry = self._head()
         if entry is None:
             return None
-        group = self._same_shape[entry[4:]]
-        heapq.heappop(self._heads[entry[5]])
-        heapq.heappop(group)
-        workload = self._waiting.pop(entry[3])
-        if not group:
-            del self._same_shape[entry[4:]]
-        elif self._drop_stale(entry[4:]):
-            self._add_head(group[0])
-        if not self._heads[entry[5]]:
-            del self._heads[entry[5]]
-        return workload
+        # Its entries stay in the heaps: most heads are put back unchanged. Otherwise they are stale.
+        return self._waiting.pop(entry[3])
 
     def _head(self) -> _Entry | None:
         if not self.orders_by_use:
@@ -223,7 +216,7 @@ class PendingQueue:
                 group = self._drop_stale(entry[4:])
                 if group and group[0] == entry:
                     return entry
-                if group and group[0] > entry:
+                if group and group[0] > entry and entry not in heads[1:3]:
                     heapq.heapreplace(heads, group[0])
                     continue
             heapq.heappop(heads)
