@@ -112,9 +112,8 @@ class Tournament:
         self._contestants = dict(contestants)
         self._heads: dict[QuotaNode, list[tuple[Rank, Contestant]]] = {}
         """By cohort: the heads of its own queues, the best last."""
-        self._ranks: dict[QuotaNode, tuple[Contestant, Rank]] = {}
-        """By child cohort: its winner, with its rank in the parent."""
-        self._winners: dict[QuotaNode, Contestant | None] = {}
+        self._winners: dict[QuotaNode, tuple[Contestant, Rank] | None] = {}
+        """By child cohort: its winner, with its rank in the parent; None if no head is left."""
         self._roots: dict[QuotaNode, int] = {}
         for contestant in contestants.values():
             root = contestant.quota_node.root
@@ -137,38 +136,35 @@ class Tournament:
         self._roots[root] -= 1
         if quota_node.parent is not None:
             self._remove_head(quota_node.parent)
-        for ancestor in quota_node.path:
-            self._winners.pop(ancestor, None)
+        self.drop_ranks_of(quota_node)
         return quota_node.name
 
     def drop_ranks_of(self, quota_node: QuotaNode) -> None:
-        """Drop the cached ranks that depend on a queue's use: the ranks of the cohorts above it."""
+        """Drop the winners and ranks that depend on a queue's head or use: those of the cohorts above it."""
+        winners = self._winners
         for ancestor in quota_node.path:
-            self._ranks.pop(ancestor, None)
-            self._winners.pop(ancestor, None)
+            winners.pop(ancestor, None)
 
     def _winner(self, cohort: QuotaNode) -> Contestant | None:
-        winners = self._winners
-        if cohort in winners:
-            return winners[cohort]
         heads = self._heads.get(cohort)
         if heads is None:
             heads = self._heads[cohort] = self._rank_heads(cohort)
         best_rank, winner = heads[-1] if heads else (None, None)
-        ranks, best_child = self._ranks, None
+        winners, best_child = self._winners, None
         for child in cohort.children:
             if child.is_queue:
                 break  # the children are cohorts first, then queues
-            contestant = winners[child] if child in winners else self._winner(child)
-            if contestant is None:
+            if child in winners:
+                child_winner = winners[child]
+            else:
+                contestant = self._winner(child)
+                child_winner = winners[child] = (contestant, rank_in(contestant, child)) if contestant else None
+            if child_winner is None:
                 continue
-            cached = ranks.get(child)
-            if cached is None or cached[0] is not contestant:
-                cached = ranks[child] = (contestant, rank_in(contestant, child))
+            contestant, rank = child_winner
             # If two ranks are equal, the first child wins.
-            if best_rank is None or cached[1] < best_rank or (best_child is None and cached[1] == best_rank):
-                winner, best_rank, best_child = contestant, cached[1], child
-        winners[cohort] = winner
+            if best_rank is None or rank < best_rank or (best_child is None and rank == best_rank):
+                winner, best_rank, best_child = contestant, rank, child
         return winner
 
     def _rank_heads(self, cohort: QuotaNode) -> list[tuple[Rank, Contestant]]:
@@ -201,12 +197,11 @@ def rank_in(contestant: Contestant, through: QuotaNode) -> Rank:
     for name, cells in through.by_resource:
         beyond = 0
         for key, cell in cells:
-            borrowing = cell.use - cell.subtree
-            if key in added:
-                borrowing += added[key]
+            borrowing = cell.use - cell.subtree + added.get(key, 0)
             if borrowing > 0:
                 beyond += borrowing
-                borrows = borrows or requested.get(key, 0) > 0
+                if not borrows:
+                    borrows = requested.get(key, 0) > 0
         if beyond and (most := lendable.get(name, 0)) > 0 and beyond * 1000.0 / most > ratio:
             ratio = beyond * 1000.0 / most
     workload = contestant.workload
@@ -216,10 +211,14 @@ def rank_in(contestant: Contestant, through: QuotaNode) -> Rank:
 def _use_passed_up(contestant: Contestant, cohort: QuotaNode) -> Amounts:
     """Return the use that a head would add to an ancestor of its queue: what lies beyond all guaranteed quota below."""
     added: Amounts = {}
+    quota_node = contestant.quota_node
+    cells = quota_node.cells
     for key, requested in contestant.requested.items():
-        cell, amount = contestant.quota_node.at(key), requested
+        cell, amount = cells.get(key) or quota_node.at(key), requested
         while amount > 0 and cell.quota_node is not cohort:
-            amount -= max(0, cell.guaranteed - cell.use)
+            unused = cell.guaranteed - cell.use
+            if unused > 0:
+                amount -= unused
             assert cell.parent_cell is not None
             cell = cell.parent_cell
         if amount > 0:
