@@ -140,7 +140,7 @@ class Tournament:
         return quota_node.name
 
     def drop_ranks_of(self, quota_node: QuotaNode) -> None:
-        """Drop the winners and ranks that depend on a queue's head or use: those of the cohorts above it."""
+        """Drop the cached winners and ranks of the cohorts above a queue: they depend on its head and its use."""
         winners = self._winners
         for ancestor in quota_node.path:
             winners.pop(ancestor, None)
