@@ -343,8 +343,8 @@ def parse_response(status: int, content: bytes) -> Json:
     # API Gateway itself answers with `message` alone; the local cluster answers with `error`.
     text = str(problem.get("detail") or problem.get("message") or problem.get("error") or f"HTTP {status}")
     errors = problem.get("errors") or []
-    if len(errors) > 1:
-        text += "".join(f"\n  {error['field']}: {error['message']}" for error in errors)
+    if len(errors) > 1:  # the detail names the first ones
+        text = "Several fields are refused" + "".join(f"\n  {error['field']}: {error['message']}" for error in errors)
     raise ApiRequestFailed(
         exit_for(status),
         text,

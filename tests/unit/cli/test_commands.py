@@ -131,6 +131,20 @@ def test_every_missing_field_of_a_job_is_named_at_once(cli: CliFixture, verb: st
     ]
 
 
+def test_refused_fields_of_a_manifest_are_each_named_once(cli: CliFixture) -> None:
+    result = cli.run("jobs", "submit", "-", stdin=json.dumps({"apiVersion": "batch/v1", "metadata": {"name": "a"}}))
+
+    assert result.err.splitlines() == [
+        "✖ Several fields are refused [VALIDATION_FAILED]",
+        "  name: is required",
+        "  apiVersion: is not a known field",
+        "  metadata: is not a known field",
+        "  image: missing; required unless a job type of the site fills it",
+        "  command: missing; required unless a job type of the site fills it",
+        "  evenkeel jobs init writes a whole job file.",
+    ]
+
+
 def test_plan_ends_with_the_command_that_submits_the_same_job(cli: CliFixture) -> None:
     (cli.folder / "my job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
