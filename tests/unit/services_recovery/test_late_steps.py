@@ -22,7 +22,7 @@ from evenkeel.services.storage import incident_store
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.interleaving import InterleavedLedger, at_every_point
-from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 NODE = f"hyperpod-{instance_id(1)}"
 UNTIL_CORDON = (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node))
@@ -126,6 +126,18 @@ def test_return_of_superseded_run_does_nothing() -> None:
 
     assert deliver_again(return_node, recovery.incident_id, recovery) == "STOOD_DOWN"
     assert is_cordoned(recovery)
+
+
+@pytest.mark.parametrize(("owner", "text"), [("", "a person"), ("other", "{other}")])
+def test_return_names_owner_of_cordon_that_stays(owner: str, text: str) -> None:
+    recovery = recovery_before_return()
+    other_incident_id = recovery.ingest(a_fact(3)).incident_id
+    recovery.world.cluster.set_node(NODE, incident_id=other_incident_id if owner else None)
+
+    returned = recovery.run_state("ReturnNode", return_node)
+
+    owner_text = text.format(other=other_incident_id)
+    assert returned.reason == f"{NODE} is healthy but stays cordoned, because {owner_text} cordoned it."
 
 
 @pytest.mark.parametrize("act", [settle, start_next_run])

@@ -25,7 +25,7 @@ _OUTCOME_TEXT = {
     UncordonResult.ALREADY_FREE: (NodeBranchResult.RETURNED, "{name} is back in service."),
     UncordonResult.CORDONED_BY_OTHER: (
         NodeBranchResult.STAYS_CORDONED,
-        "{name} is healthy but stays cordoned, because a person cordoned it.",
+        "{name} is healthy but stays cordoned, because {owner} cordoned it.",
     ),
     UncordonResult.GONE: (NodeBranchResult.GONE, "{name} is gone from its cluster."),
 }
@@ -66,9 +66,11 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
         return _earlier_answer(present_incident, context)
     result = context.cluster.return_to_service(incident.life.cluster, node.name, cordon_incident_id)
     outcome, text = _OUTCOME_TEXT[result]
+    is_cordon_of_incident = node.incident_id and node.incident_id != cordon_incident_id
+    owner = node.incident_id if is_cordon_of_incident else "a person"
     answer = _record_return(
         incident,
-        ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)),
+        ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name, owner=owner)),
         observed_node.instance_id,
         context,
     )
