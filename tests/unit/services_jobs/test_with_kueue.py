@@ -15,6 +15,7 @@ from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.recovery.validation import HEALTH_STATUS
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import ExecutionState, Invalid, Put, Table, WorkflowName
@@ -388,6 +389,22 @@ def test_application_failure_counts_despite_a_kueue_eviction() -> None:
     scenario.settle(job.job_id)
 
     assert scenario.job(job.job_id).application_failures == 1
+
+
+@pytest.mark.parametrize("marks", [{"labels": {HEALTH_STATUS: "UnschedulablePendingReplacement"}}, {"is_ready": False}])
+def test_failure_at_start_is_attributed_to_the_faulty_node(marks: dict[str, Any]) -> None:
+    scenario = a_scenario()
+    job = hand_over_job(scenario, max_restarts=0)
+    scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
+    scenario.world.cluster.set_node(a_node(2).name, **marks)
+    scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=134)
+    assert scenario.attempt(job.job_id).node_names == ()  # not recorded yet
+
+    result = scenario.settle(job.job_id)
+
+    assert result.outcome is SettleOutcome.JOB_REQUEUED
+    assert scenario.attempt(job.job_id).state is AttemptState.LOST
+    assert scenario.job(job.job_id).application_failures == 0
 
 
 def test_cancel_ends_a_job_that_waits_for_kueue() -> None:

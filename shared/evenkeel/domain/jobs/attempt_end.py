@@ -1,6 +1,6 @@
 """The end of an attempt: whether and how it ended, and what caused it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from evenkeel.domain.external.kueue_status import KueueEviction, eviction_of
@@ -123,7 +123,8 @@ def judge_end(
         return None  # not launched yet
     if workload.was_disrupted and not fenced_out:
         return AttemptEnd(state=A.LOST, reason="A pod was evicted, or its node was removed.", exit_codes=codes)
-    return _end_by_cause(failed_pods, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
+    node_names = frozenset(attempt.nodes_in(workload))
+    return _end_by_cause(failed_pods, fenced_out, attempt, lost_nodes & node_names, faulty_nodes & node_names, codes)
 
 
 def end_despite_live_pods(reported_end: AttemptEnd, workload: ObservedWorkload) -> AttemptEnd | None:
@@ -197,7 +198,7 @@ def _end_by_cause(
     faulty: frozenset[str],
     codes: dict[str, int],
 ) -> AttemptEnd:
-    lost_contact = sorted({pod.node_name for pod in fenced_out} | (lost_node_names & set(attempt.node_names)))
+    lost_contact = sorted({pod.node_name for pod in fenced_out} | lost_node_names)
     if lost_contact:
         return AttemptEnd(
             state=A.LOST, reason=f"The attempt lost contact with {_names_text(lost_contact)}.", exit_codes=codes
@@ -238,7 +239,7 @@ def _end_by_cause(
         counts_as_failure=True,
         exit_code=None if cause.exit_code in (*_KILLED_EXITS, PEER_LOST_EXIT) else cause.exit_code,
     )
-    return attributed_to_faulty_nodes(attempt_end, attempt, faulty)
+    return attributed_to_faulty_nodes(attempt_end, faulty)
 
 
 def _exit_text(pod: ObservedPod) -> str:
@@ -249,13 +250,17 @@ def _exit_text(pod: ObservedPod) -> str:
     return f"exit code {pod.exit_code}: {meaning}" if meaning else f"exit code {pod.exit_code}"
 
 
-def attributed_to_faulty_nodes(attempt_end: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
+def attributed_to_faulty_nodes(attempt_end: AttemptEnd, faulty_nodes: Collection[str]) -> AttemptEnd:
     """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
     An attempt that never ran for this reason counts as LOST, so its job keeps its position in the queue and does not
     pause.
+
+    Args:
+        attempt_end: The end as the pods show it.
+        faulty_nodes: The nodes of the attempt that are lost or faulty.
     """
-    faulty_used = sorted(faulty_nodes & set(attempt.node_names))
+    faulty_used = sorted(faulty_nodes)
     if attempt_end.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or attempt_end.is_final:
         return attempt_end
     failure_text = "The attempt failed" if attempt_end.state is A.FAILED else "The attempt did not start"

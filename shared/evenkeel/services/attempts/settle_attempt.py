@@ -160,9 +160,9 @@ def _judge_end(
     if attempt_end is None:
         attempt_end = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
     if job.stop_of(attempt.attempt) is None:
-        gone_node_names = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
-        faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
-        return attributed_to_faulty_nodes(attempt_end, attempt, gone_node_names | faulty)
+        marked = {name for name in attempt.nodes_in(workload) if name in nodes and shows_fault(nodes[name])}
+        faulty = _faulty_nodes(attempt, context.ledger) | marked
+        return attributed_to_faulty_nodes(attempt_end, lost_node_names | faulty)
     return attempt_end
 
 
