@@ -6,9 +6,9 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.change_effects import JobChange
-from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.quotas.teams import FleetQuotas
-from evenkeel.ports import Invalid, StaleVersion
+from evenkeel.ports import Invalid, Put, StaleVersion
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
 from evenkeel.services.jobs.check_role import NotYourTeam, Requester
@@ -85,6 +85,25 @@ def test_resumed_job_keeps_its_queue_position() -> None:
     assert before
     assert after
     assert after.state == before.state
+
+
+def test_resumed_job_of_recovery_waits_behind_older_jobs() -> None:
+    scenario = JobScenario(size=2)
+    older_job, job = scenario.submit("older", nodes=2), scenario.submit("planned", nodes=2)
+    row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
+    assert row
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=0, option=ResumeOption.SPARE, planned_at=scenario.world.clock.now()
+    )
+    planned_job = scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False)
+    scenario.world.ledger.commit(Put(job_rows.job_row(planned_job, row.version)))
+
+    suspend(scenario, job)
+    resume(scenario, job)
+    scenario.run_scheduling_cycle()
+
+    states = [scenario.job(waiting_job.job_id).state for waiting_job in (older_job, job)]
+    assert states == [JobState.STARTING, JobState.PENDING]
 
 
 def test_time_of_each_suspension_is_summed() -> None:

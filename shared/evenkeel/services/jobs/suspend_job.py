@@ -68,7 +68,9 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
 
 
 def resume(request: JobChangeRequest, context: Context) -> Job:
-    """Resume a suspended job: it waits for capacity again. A job that is still stopping waits after it has stopped.
+    """Resume a suspended job: it waits for capacity again, at the queue position of its time of submission.
+
+    A job that is still stopping waits after it has stopped.
 
     Idempotent: yes, by the job's own mark. A job that is not suspended stays unchanged.
 
@@ -88,7 +90,10 @@ def resume(request: JobChangeRequest, context: Context) -> Job:
         )
         if job.state is not JobState.SUSPENDED:
             return resumed_job
-        return resumed_job.replace(state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.")
+        # With its earlier resume plan, the job would go before older jobs. Distrusted checkpoints stay distrusted.
+        return resumed_job.replace(
+            state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.", resume_plan=None
+        )
 
     return _commit_change(request, "resumed", changed, context)
 
