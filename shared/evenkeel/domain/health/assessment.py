@@ -43,7 +43,7 @@ def merge_signal(signals: Iterable[Signal], new_signal: Signal) -> tuple[Signal,
     matter. At most 60 signals are kept.
     """
     same_series = [
-        signal for signal in signals if _has_same_subject(signal, new_signal) and _is_same_series(signal, new_signal)
+        signal for signal in signals if has_same_subject(signal, new_signal) and _is_same_series(signal, new_signal)
     ]
     other_signals = [signal for signal in signals if signal not in same_series]
     merged_signal = new_signal.replace(
@@ -73,7 +73,8 @@ def signals_of(incident: Incident) -> tuple[Signal, ...]:
     )
 
 
-def _has_same_subject(signal: Signal, other_signal: Signal) -> bool:
+def has_same_subject(signal: Signal, other_signal: Signal) -> bool:
+    """Return whether two signals report the same fault of the same device or link, from the same source."""
     return all(getattr(signal, name) == getattr(other_signal, name) for name in ("fault_key", "source", "gpu", "link"))
 
 

@@ -11,6 +11,7 @@ from evenkeel.domain.health.assessment import (
     add_cleared_fault,
     assess,
     cleared_at,
+    has_same_subject,
     merge_signal,
     signals_of,
     signals_to_clear,
@@ -139,18 +140,29 @@ def with_fact(
 
 def with_next_incident_id(incident: Incident, fact: NodeFact, new_id: str) -> Incident:
     """Return the incident with the id of the next one if the fact is from after the node's return to service."""
-    if incident.next_incident_id or not is_after_return(incident, fact):
+    if incident.next_incident_id or not _is_after_return(incident, fact):
         return incident
     return incident.replace(next_incident_id=new_id)
 
 
 def counted_incident_id(incident: Incident, fact: NodeFact) -> str:
     """Return the incident under which a fault counts: the next one if the node returned to service before the fault."""
-    return (is_after_return(incident, fact) and incident.next_incident_id) or incident.incident_id
+    return (_is_after_return(incident, fact) and incident.next_incident_id) or incident.incident_id
 
 
-def is_after_return(incident: Incident, fact: NodeFact) -> bool:
-    """Return whether a fact is from after the node passed its validation. A replaced node does not return."""
+def is_new_since_return(incident: Incident, fact: NodeFact) -> bool:
+    """Return whether a fault is from after the node's return, and later than each signal of the same fault.
+
+    So a copy of it is not new.
+    """
+    return _is_after_return(incident, fact) and not any(
+        signal.last_at >= fact.observed_at
+        for signal in signals_of(incident)
+        if has_same_subject(signal, _signal_of_fact(fact))
+    )
+
+
+def _is_after_return(incident: Incident, fact: NodeFact) -> bool:
     validated_at = incident.stages.validated_at
     return validated_at is not None and not incident.replacement_instance_id and fact.observed_at > validated_at
 

@@ -12,7 +12,7 @@ from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import FaultCatalogue, Rung
 from evenkeel.domain.health.incident_updates import (
     counted_incident_id,
-    is_after_return,
+    is_new_since_return,
     open_incident,
     with_fact,
     with_next_incident_id,
@@ -133,7 +133,7 @@ def _decide_duplicate_or_stale(
     returned_by = (last_incident.returned_by or last_incident.incident_id) if last_incident else ""
     is_new = known_id == returned_by and returned_at is not None and fact.observed_at > returned_at
     if incident is not None and known_id == incident.incident_id:  # the node may be back while its jobs still wait
-        is_new = classified_fact.is_evidence and is_after_return(incident, fact)
+        is_new = classified_fact.is_evidence and is_new_since_return(incident, fact)
     if known_id and not is_new:
         is_current = incident is not None and incident.incident_id == known_id
         reason = f"{known_id} already recorded this report."

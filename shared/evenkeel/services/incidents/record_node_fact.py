@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.health.classification import ClassifiedFact
-from evenkeel.domain.health.incident_updates import counted_incident_id
 from evenkeel.domain.health.incidents import (
     AffectedNode,
     ClearedFault,
@@ -257,9 +256,7 @@ def _fact_writes(
     text = _timeline_text(classified_fact, opens=opens)
     entry = incident_store.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
     key = entry.key._replace(sk=f"EVENT#{evidence_row.key.sk.removeprefix('EVIDENCE#')}")
-    # A fact from after the node's return counts for the next incident, so its copies are duplicates.
-    recorded_by = counted_incident_id(incident, fact)
-    yield Put(incident_rows.fact_row(fact.fact_key, recorded_by, now, _row_version(fact_rows.fact)))
+    yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _row_version(fact_rows.fact)))
     yield Put(evidence_row)
     yield Put(Row(key, entry.doc, 0, None, entry.expires_at))
 
