@@ -32,6 +32,7 @@ from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
 from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_scheduling_hold import hold_scheduling
 from tests.unit.services_jobs.test_teams import set_up_teams
 
 SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
@@ -614,6 +615,28 @@ def test_caps_count_a_rental_until_its_last_node_ends() -> None:
     renting.advance_executions()
 
     assert (before, renting.allocation_count()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome"),
+    [
+        (RentalStep.CHECK, RentOutcome.ENDING),
+        (RentalStep.OPEN, RentOutcome.NOT_WANTED),
+        (RentalStep.NEXT, RentOutcome.NO_OTHER_POOL),
+    ],
+)
+def test_no_pool_is_asked_for_nodes_during_a_hold(step: RentalStep, outcome: RentOutcome) -> None:
+    renting = RentalScenario()
+    _, job = renting.fill_fleet()
+    renting.scenario.run_scheduling_cycle()
+    rental = renting.rental(job.job_id)
+    hold_scheduling(renting.scenario)
+
+    held = renting.run_rental_step(rental, step)
+
+    assert (held.outcome, len(renting.rental(job.job_id).offers)) == (outcome, 1)
+    assert "holds admissions until" in held.reason
+    assert renting.world.cluster.capacity == {}
 
 
 def test_pool_without_limits_is_refused() -> None:

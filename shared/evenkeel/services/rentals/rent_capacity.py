@@ -49,6 +49,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rental_store
+from evenkeel.services.storage import scheduling_hold
 from evenkeel.services.storage.retries import until_committed
 from evenkeel.services.tables import job_rows, quota_rows, rows, subject_rows
 
@@ -102,7 +103,7 @@ class RentOutcome(StrEnum):
     REFUSED = "REFUSED"
     """OPEN: the pool cannot be rented from."""
     NOT_WANTED = "NOT_WANTED"
-    """The holder no longer waits for the rental."""
+    """The holder no longer waits for the rental, or a person or the mode forbids rentals now."""
     HANDED_OVER = "HANDED_OVER"
     NOT_YET = "NOT_YET"
     """Ask again after `waitSeconds`."""
@@ -224,8 +225,8 @@ def _why_rental_ends(step_input: _StepInput) -> str:
     why_not_waiting = _why_holder_does_not_wait(step_input)
     if why_not_waiting:
         return why_not_waiting
-    if not _may_rent(step_input):
-        return f"Mode is {step_input.context.mode}: Evenkeel rents nothing."
+    if why_not_now := _why_not_rent_now(step_input):
+        return why_not_now
     limits = spend_limits(rental.team, rental_store.load(step_input.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
         limit, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
@@ -237,10 +238,15 @@ def _why_rental_ends(step_input: _StepInput) -> str:
     return ""
 
 
-def _may_rent(step_input: _StepInput) -> bool:
-    """Whether the mode allows the rental: for a job, by the same rule as its launch."""
+def _why_not_rent_now(step_input: _StepInput) -> str:
+    """Say why neither the mode nor a person allows rentals now; empty if both do.
+
+    For a job, the mode decides by the same rule as for its launch.
+    """
     job, mode = step_input.job, step_input.context.mode
-    return (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is Mode.ACT
+    if (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is not Mode.ACT:
+        return f"Mode is {mode}: Evenkeel rents nothing."
+    return scheduling_hold.wait_reason(step_input.context)
 
 
 def _why_holder_does_not_wait(step_input: _StepInput) -> str:
@@ -271,9 +277,9 @@ def _open_pool(step_input: _StepInput) -> RentCapacityResult:
     rental, context = step_input.rental, step_input.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    why_not_waiting = _why_holder_does_not_wait(step_input)
-    if why_not_waiting:
-        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_not_waiting)
+    why_not = _why_holder_does_not_wait(step_input) or _why_not_rent_now(step_input)
+    if why_not:
+        return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=why_not)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
@@ -355,9 +361,9 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
     if len(rental.offers) > len(released_offers):
         return _next_offer_is_open(step_input)
     # A later cycle compares the pools again for a job that runs on its base meanwhile.
-    why_not_waiting = rental.reason if rental.joins_base else _why_holder_does_not_wait(step_input)
-    if why_not_waiting:
-        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=why_not_waiting)
+    why_not = rental.reason if rental.joins_base else _why_holder_does_not_wait(step_input)
+    if why_not := why_not or _why_not_rent_now(step_input):
+        return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=why_not)
     if len(rental.offers) >= burst.max_offers:
         return RentCapacityResult(
             outcome=RentOutcome.NO_OTHER_POOL,
@@ -376,7 +382,7 @@ def _next_offer(step_input: _StepInput) -> RentCapacityResult:
         rental_store.budget_left_beside(rental, context),
     )
     placement = choose_pool(facts)
-    if placement.action is not PlacementAction.RENT or not _may_rent(step_input):
+    if placement.action is not PlacementAction.RENT:
         return RentCapacityResult(outcome=RentOutcome.NO_OTHER_POOL, reason=placement.reason)
     decision_record = rental_store.record_of(placement, context)
     change = next_offer(rental, placement, decision_record.reason, decision_record.decision_id, burst, context.now)

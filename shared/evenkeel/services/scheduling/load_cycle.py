@@ -18,7 +18,6 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.quotas.budgets import remaining_by_team
-from evenkeel.domain.recovery.holds import Holds
 from evenkeel.domain.recovery.resume_options import charge_lost_work
 from evenkeel.domain.renting.rental_book import RentalBook
 from evenkeel.domain.scheduling.cycle_plan import MissingFacts
@@ -32,9 +31,9 @@ from evenkeel.services.scheduling import read_usage
 from evenkeel.services.scheduling.load_clusters import NodeLists, read_clusters_and_nodes
 from evenkeel.services.scheduling.load_queues import QueuedJobKeys, read_later_pages, read_queues
 from evenkeel.services.scheduling.loaded_cycle import READS_AT_ONCE, LoadedCycle, jobs_by_id, read_jobs, versions_of
-from evenkeel.services.storage import charge_rows, past_jobs, team_setup
+from evenkeel.services.storage import charge_rows, past_jobs, scheduling_hold, team_setup
 from evenkeel.services.storage.quota_tree import stored_state
-from evenkeel.services.tables import fleet_rows, job_rows, quota_rows, rows
+from evenkeel.services.tables import job_rows, quota_rows, rows
 
 _CHARGES_READ_BY_KEY = 400
 """A cycle reads the jobs of up to this number of charges by their keys. Above it, the cycle lists the jobs by state."""
@@ -52,7 +51,7 @@ def run(context: Context) -> LoadedCycle:
         authority=context.site.admission,
         setup=team_setup.load_setup(context.ledger).setup,
         scheduler_state=stored_state(tree),
-        automation_hold_reason=_automation_hold_reason(context),
+        automation_hold_reason=scheduling_hold.wait_reason(context),
     )
     queues = read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -116,12 +115,6 @@ def read_missing(loaded_cycle: LoadedCycle, missing_facts: MissingFacts, context
             attempts=rental_store.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
-
-
-def _automation_hold_reason(context: Context) -> str:
-    row = context.ledger.get(fleet_rows.hold_key())
-    hold = rows.decode(row, Holds).scheduling_hold(context.now) if row else None
-    return hold.wait_reason if hold else ""
 
 
 # ---------------------------------------------------------------- jobs and charges
