@@ -411,7 +411,7 @@ class Workload:
         """Sorts the workloads of a queue: higher priority first, then earlier, then by `tie_break`."""
         return (-self.priority, self.queued_at, self.tie_break, self.workload_id)
 
-    @property
+    @computed_once
     def counts(self) -> tuple[int, ...]:
         """The pod counts at full size."""
         return tuple(pod_set.count for pod_set in self.pod_sets)
