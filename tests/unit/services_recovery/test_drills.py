@@ -20,7 +20,7 @@ from evenkeel.services.incidents import (
     settle_incident,
     unresolved_facts,
 )
-from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.recovery import cordon_node, plan_recovery
 from evenkeel.services.tables import fleet_rows, incident_rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -359,6 +359,24 @@ def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
+
+
+def test_drill_keeps_cordon_of_settled_real_incident() -> None:
+    recovery = RecoveryScenario(drills_may_act=True, with_job=False)
+    recovery.report_fault()
+    recovery.run_state("PlanRecovery", plan_recovery)
+    recovery.run_state("CordonNode", cordon_node)
+    parts = {"plan": {"outcome": "ACT"}, "node": {"outcome": "WAITING_FOR_PERSON"}, "jobs": {"outcome": "NO_JOBS"}}
+    recovery.run_state("SettleIncident", settle_incident, **parts)
+    recovery.world.clock.advance(60)
+
+    recovery.report_fault(observed_at=recovery.now, is_drill=True)
+    recovery.recover()
+
+    node = recovery.world.cluster.node(CLUSTER, f"hyperpod-{instance_id(1)}")
+    assert node
+    assert node.is_cordoned
+    assert recovery.incident.node_branch == "STAYS_CORDONED"
 
 
 def test_drills_do_not_count_against_limits_of_real_recoveries() -> None:

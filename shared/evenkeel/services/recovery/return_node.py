@@ -113,8 +113,13 @@ def _removable_cordon(cordon_incident_id: str | None, incident: Incident, ledger
         if row is None and not incident.is_drill:
             return cordon_incident_id
         earlier = rows.decode(row, Incident) if row else None
-        # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
-        is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
+        # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled. A
+        # drill never removes the cordon of a real incident, which may have left the node to a person.
+        is_over = earlier is not None and (
+            earlier.state.is_settled and earlier.is_drill
+            if incident.is_drill
+            else earlier.state.is_settled or earlier.is_drill
+        )
         if earlier and is_over and earlier.life == incident.life:
             return cordon_incident_id
     return incident.incident_id
