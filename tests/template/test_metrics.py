@@ -240,6 +240,18 @@ def test_every_alarm_and_widget_reads_an_emitted_metric(
         assert how.get("Unit", units[series]) == units[series], name
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("IncidentsStuck", "IncidentsBlocked", "PolicyInvalid", "BudgetsRunningOut", "UnmanagedJobsNotCreated"),
+        *("LaunchesForbidden", "LaunchesWithoutCheckpoint", "JobsOnDistrustedCheckpoints", "WritesRejected"),
+        *("EventsUnknown", "ChangesNotPublished", "SourcesStale", "Heartbeat"),
+    ],
+)
+def test_work_that_only_a_person_can_free_has_an_alarm(name: str) -> None:
+    assert name in {alarm.get("MetricName") for alarm in ALARMS.values()}
+
+
 def test_no_two_alarms_watch_the_same_metric() -> None:
     assert {name for name, alarm in ALARMS.items() if not alarm.keys() & {"MetricName", "Metrics"}} == set()
     single = [alarm for alarm in ALARMS.values() if "Metrics" not in alarm]
