@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Conflict
 from evenkeel.services.incidents import recovery_step, settle_incident
 from evenkeel.services.recovery import (
@@ -103,6 +104,34 @@ def test_cordon_of_superseded_run_does_nothing() -> None:
 
     assert deliver_again(cordon_node, recovery.incident_id, recovery) == "NOT_ALLOWED"
     assert not is_cordoned(recovery)
+
+
+def test_late_drain_stops_no_job_on_returned_node() -> None:
+    recovery = RecoveryScenario(size=2)
+    recovery.report_fault()
+    plan = recovery.run_state("PlanRecovery", plan_recovery)
+    for name, service in (("CordonNode", cordon_node), ("DrainNode", drain_node)):
+        recovery.run_state(name, service)
+    recovery.node_branch(plan)
+    for _ in range(3):
+        recovery.advance_five_seconds()
+    assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
+
+    deliver_again(drain_node, recovery.incident_id, recovery)
+
+    assert recovery.job.stop_of(2) is None
+
+
+def test_late_repair_requests_nothing_for_returned_node() -> None:
+    recovery = recovery_before_return()
+    recovery.run_state("ReturnNode", return_node)
+    requests_before = list(recovery.world.provider.asked)
+    recovery.world.clock.advance(600)
+    recovery.set_fault_label(instance_id(1), "NvidiaErrorReboot")
+
+    deliver_again(repair_node, recovery.incident_id, recovery)
+
+    assert recovery.world.provider.asked == requests_before
 
 
 def test_late_return_leaves_node_that_waits_for_person() -> None:

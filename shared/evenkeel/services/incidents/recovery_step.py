@@ -1,6 +1,6 @@
 """A step of a recovery: its request, and whether it may act now."""
 
-from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.incidents import Incident, NodeBranchResult
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.plan import why_not_allowed
@@ -24,6 +24,20 @@ def is_over(request_run: int, incident: Incident) -> bool:
     Step Functions may deliver a task twice, and a function may outlive its task. So every step that acts asks this.
     """
     return incident.state.is_settled or request_run < incident.run
+
+
+def has_repair_ended(incident: Incident) -> bool:
+    """Return whether the branch of the present run that repairs the node has ended. Steps before its end are over."""
+    return incident.node_branch not in ("", NodeBranchResult.NOT_NEEDED)
+
+
+def has_left_node(incident: Incident) -> bool:
+    """Return whether ReturnNode has ended that branch. RepairNode repeats its own answers, but not after that."""
+    return incident.node_branch in (
+        NodeBranchResult.RETURNED,
+        NodeBranchResult.STAYS_CORDONED,
+        NodeBranchResult.GONE,
+    )
 
 
 def drill_may_act(incident: Incident, context: Context) -> bool:

@@ -94,7 +94,7 @@ _OVER_TEXT = "The incident is settled, a later run took over, or the repair of t
 
 
 def _is_over(request_run: int, incident: Incident) -> bool:
-    return recovery_step.is_over(request_run, incident) or bool(incident.node_branch)
+    return recovery_step.is_over(request_run, incident) or recovery_step.has_repair_ended(incident)
 
 
 def cordon(incident: Incident, context: Context, reads: CordonReads | None = None) -> CordonNodeResult:

@@ -124,7 +124,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> RepairN
     A call without a known answer is awaited and never simply repeated.
     """
     incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
-    if recovery_step.is_over(request.run, incident):
+    if recovery_step.is_over(request.run, incident) or recovery_step.has_left_node(incident):
         return _OVER
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
@@ -492,8 +492,8 @@ def _record_request(step: _Step, request: RepairRequest, guardrail_writes: tuple
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if current.state.is_settled or current.run != incident.run:
-            raise Conflict(f"{incident.incident_id} was settled, or a later run took over.")
+        if current.state.is_settled or current.run != incident.run or recovery_step.has_left_node(current):
+            raise Conflict(f"{incident.incident_id} was settled or left its node, or a later run took over.")
         repairs = current.repairs if request.rung in WAIT_RUNGS else (*current.repairs, request.rung)
         requested_incident = (
             current.without_block()

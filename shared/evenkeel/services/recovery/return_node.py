@@ -81,7 +81,7 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> ReturnN
 
 
 def _is_over(request: recovery_step.RecoveryStepRequest, incident: Incident) -> bool:
-    return recovery_step.is_over(request.run, incident) or incident.node_branch in _EARLIER_TEXT
+    return recovery_step.is_over(request.run, incident) or recovery_step.has_left_node(incident)
 
 
 _EARLIER_TEXT = {
@@ -89,7 +89,6 @@ _EARLIER_TEXT = {
     NodeBranchResult.STAYS_CORDONED: "{name} is healthy but stays cordoned.",
     NodeBranchResult.GONE: "{name} is gone from its cluster.",
 }
-"""The outcomes that this step records."""
 
 
 def _earlier_answer(incident: Incident, context: Context) -> ReturnNodeResult:
