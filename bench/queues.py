@@ -109,25 +109,13 @@ def build_fleet(*, fair: bool) -> Scheduler:
 
 
 def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
-    """Measure decisions on the queue heads, while jobs end and the next jobs become heads."""
+    """Measure decisions on the queue heads, while jobs end. A new job replaces each admitted one.
+
+    So the queues keep their length, and all sizes get the same mix of decisions. Submissions are measured separately.
+    """
     rng = random.Random(queued)
     scheduler, speed = build_fleet(fair=fair), QueueThroughput(queued, fair)
-    jobs = [
-        Workload(
-            f"job-{number:07}",
-            f"team-{number % TEAMS:03}",
-            (
-                PodSet(
-                    "main",
-                    rng.choice((1, 1, 1, 2, 4, 8, 8, 16)),
-                    {"cpu": 20_000 + rng.randrange(4_000), "memory": 2**36, GPU: 1},
-                ),
-            ),
-            priority=rng.randrange(5) * 100,
-            created_at=float(number),
-        )
-        for number in range(queued)
-    ]
+    jobs = [_waiting_job(number, rng) for number in range(queued)]
     gc.collect()
     began = time.process_time()
     for job in jobs:
@@ -137,7 +125,7 @@ def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThrough
     wiring.collect_less_garbage()  # as a function does; a million waiting jobs are no garbage
     speed.loop_seconds = reference_loop()
     running: list[str] = []
-    now = 0.0
+    now, submitted = 0.0, queued
     began = time.process_time()
     while speed.nominations < wanted:
         now += 1.0
@@ -148,22 +136,41 @@ def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThrough
         if not speed.cold_seconds and speed.nominations >= COLD:
             speed.cold_nominations, speed.cold_seconds = speed.nominations, time.process_time() - began
             speed.nominations, speed.admissions, began = 0, 0, time.process_time()
+        admitted = 0
         for decision in decisions:
             if decision.result is Result.ADMITTED:
-                speed.admissions += 1
+                admitted += 1
                 running.append(decision.workload.workload_id)
             for victim in decision.victims:
                 scheduler.requeue_evicted(victim.workload_id)
+        speed.admissions += admitted
         for _ in range(min(20, len(running))):
             index = rng.randrange(len(running))
             running[index], running[-1] = running[-1], running[index]
             scheduler.release(running.pop())
+        paused = time.process_time()
+        for number in range(submitted, submitted + admitted):
+            scheduler.submit(_waiting_job(number, rng))
+        submitted += admitted
+        began += time.process_time() - paused
     speed.seconds = time.process_time() - began
     speed.loop_seconds = min(speed.loop_seconds, reference_loop())
     parked = (len(queue.by_state()[1]) - len(queue.parked_shapes) for queue in scheduler.pending.values())
     speed.shape_parked = sum(max(0, count) for count in parked)
     gc.unfreeze()
     return speed
+
+
+def _waiting_job(number: int, rng: random.Random) -> Workload:
+    pods = PodSet(
+        "main",
+        rng.choice((1, 1, 1, 2, 4, 8, 8, 16)),
+        {"cpu": 20_000 + rng.randrange(4_000), "memory": 2**36, GPU: 1},
+    )
+    priority = rng.randrange(5) * 100
+    return Workload(
+        f"job-{number:07}", f"team-{number % TEAMS:03}", (pods,), priority=priority, created_at=float(number)
+    )
 
 
 # ---------------------------------------------------------------- virtual time

@@ -401,16 +401,17 @@ def cold_start_rows() -> Iterator[str]:
     yield from origin_lines("cold-starts")
 
 
-def model_rows() -> Iterator[str]:
-    """Yield the share of pydantic's models in the start of each function before a cordon."""
-    yield from _table("function", "processor seconds: median (lowest to highest)", "share of pydantic's models")
-    for start in load("cold-start-models")["functions"]:
+def start_part_rows() -> Iterator[str]:
+    """Yield the shares of the libraries and of pydantic's models in the start of each function before a cordon."""
+    yield from _table("function", "processor seconds: median (lowest to highest)", "libraries", "models")
+    for start in load("cold-start-parts")["functions"]:
         yield _row(
             f"`{start['function']}`",
             f"{start['median']:.2f} ({start['low']:.2f} to {start['high']:.2f})",
+            f"{start['libraries']:.0%}",
             f"{start['models']:.0%}",
         )
-    yield from origin_lines("cold-start-models")
+    yield from origin_lines("cold-start-parts")
 
 
 # ---------------------------------------------------------------- burst
@@ -560,7 +561,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "topology": topology_rows,
     "admissions": admission_rows,
     "cold starts": cold_start_rows,
-    "cold starts, models": model_rows,
+    "cold starts, parts": start_part_rows,
     "burst grid": grid_rows,
     "burst": burst_rows,
     "burst frontier": frontier_rows,

@@ -66,7 +66,7 @@ _ENVIRONMENT: Final = {
 _IMPORT: Final = """
 import importlib, importlib.util, json, sys, time
 began = time.process_time()
-import pydantic
+import aws_lambda_powertools.metrics.base, botocore.session, pydantic, urllib3
 models, is_counting = 0.0, False
 def counted(build):
     def wrapper(*arguments, **options):
@@ -83,16 +83,19 @@ def counted(build):
 metaclass, rebuild = type(pydantic.BaseModel), pydantic.BaseModel.model_rebuild.__func__
 metaclass.__new__ = counted(metaclass.__new__)
 pydantic.BaseModel.model_rebuild = classmethod(counted(rebuild))
+libraries = time.process_time() - began
 spec = importlib.util.spec_from_file_location("handler", sys.argv[1])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 from evenkeel.adapters import aws
 for adapter in sys.argv[2].split(","):
     importlib.import_module(f"evenkeel.adapters.{adapter}")
+clients_began = time.process_time()
 for service in sys.argv[3].split(","):
     aws.client(service)
+libraries += time.process_time() - clients_began
 spent = time.process_time() - began
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps([spent, models, int(peak.split()[1]) * 1024]))
+print(json.dumps([spent, libraries, models, int(peak.split()[1]) * 1024]))
 """
 
 
@@ -140,6 +143,9 @@ class ColdStart:
 
     processor_seconds: float
     memory_bytes: int
+    library_seconds: float = 0.0
+    """The part of `processor_seconds` in which pydantic, Powertools, the SDK and urllib3 are imported, and the clients
+    are created."""
     model_seconds: float = 0.0
     """The part of `processor_seconds` in which pydantic makes and builds models."""
 
@@ -184,8 +190,8 @@ def measure_start(function: str, adapters: Iterable[str], clients: Iterable[str]
     environment |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
     scale = processor_scale(1)
     completed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    spent, models, memory = json.loads(completed.stdout)
-    return ColdStart(spent * scale, memory, models * scale)
+    spent, libraries, models, memory = json.loads(completed.stdout)
+    return ColdStart(spent * scale, memory, libraries * scale, models * scale)
 
 
 class _PolicyPerFunction:
