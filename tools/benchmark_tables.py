@@ -555,7 +555,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "plan": plan_rows,
     "console": console_rows,
     "nominations": partial(nomination_rows, "queues"),
-    "nominations, slow machine": partial(nomination_rows, "queues-slow-machine"),
     "generators": generator_rows,
     "philly": philly_rows,
     "topology": topology_rows,
