@@ -226,10 +226,14 @@ def test_same_fault_in_minute_of_return_opens_next_incident() -> None:
     again = a_fact(observed_at=recovery.incident.first_signal_at + timedelta(seconds=2), envelope_id="again")
 
     outcomes = [recovery.ingest(again).outcome for _ in range(2)]
+    recorded_by = recovery.world.ledger.get(incident_rows.fact_key(again.fact_key))
+    known_ids = {incident.incident_id for incident in recovery.incidents()}
     parts = {"plan": {"outcome": "ACT"}, "node": {"outcome": "RETURNED"}, "jobs": {"outcome": "QUEUED"}}
     recovery.run_state("SettleIncident", settle_incident, **parts)
 
     assert outcomes == ["JOIN", "DUPLICATE"]
+    assert recorded_by is not None
+    assert recorded_by.doc["incidentId"] in known_ids
     assert len(recovery.incidents()) == 2
 
 
