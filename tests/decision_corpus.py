@@ -46,6 +46,7 @@ from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalog
 from evenkeel.domain.health.incidents import AffectedNode, Incident, NodeFact, Signal
 from evenkeel.domain.health.recurrence import FaultHistory, slot_history_key
 from evenkeel.domain.jobs import attempt_end, attempt_waits, settlement
+from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Section
@@ -208,6 +209,13 @@ def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]
     return candidates.why_not_portable(job, pool, storage, instance_types.shipped_instance_types())
 
 
+def _attributed_to_faulty_nodes(
+    end: attempt_end.AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]
+) -> attempt_end.AttemptEnd:
+    """Call `attributed_to_faulty_nodes` with the faulty nodes of the attempt: a recorded call names those of all."""
+    return attempt_end.attributed_to_faulty_nodes(end, faulty_nodes & set(attempt.node_names))
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": queue_without_teams.decide_in_queue_order,
     "admission.decide": decide_job.decide,
@@ -219,7 +227,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "attempts.attempt_answer": attempt_waits.evaluate_attempt_wait,
     "attempts.attempt_writers": state_writers.attempt_writers,
     "attempts.contradicted": attempt_end.end_despite_live_pods,
-    "attempts.excused": attempt_end.attributed_to_faulty_nodes,
+    "attempts.excused": _attributed_to_faulty_nodes,
     "attempts.job_writers": state_writers.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned_attempt,
     "attempts.judge_end": attempt_end.judge_end,
