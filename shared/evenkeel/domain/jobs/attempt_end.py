@@ -251,10 +251,10 @@ def _exit_text(pod: ObservedPod) -> str:
 
 
 def attributed_to_faulty_nodes(attempt_end: AttemptEnd, faulty_nodes: Collection[str]) -> AttemptEnd:
-    """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
+    """Return the end as a loss of nodes, and no failure of the job, if any of its nodes is lost or faulty.
 
-    An attempt that never ran for this reason counts as LOST, so its job keeps its position in the queue and does not
-    pause.
+    The whole gang ends with one node. An attempt that never ran for this reason counts as LOST, so its job keeps its
+    position in the queue and does not pause.
 
     Args:
         attempt_end: The end as the pods show it.

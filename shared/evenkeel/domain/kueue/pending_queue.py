@@ -151,7 +151,7 @@ class PendingQueue:
         if group is None:
             self._same_shape[shape, sub] = [entry]
         elif group[0] == entry:
-            return  # the head that was popped last
+            return  # it was the head, and its entries are still in the heaps
         else:
             heapq.heappush(group, entry)
         if (group is None or group[0] is entry) and shape not in self._parked:
@@ -216,6 +216,7 @@ class PendingQueue:
                 group = self._drop_stale(entry[4:])
                 if group and group[0] == entry:
                     return entry
+                # A copy of the smallest entry of a heap is a child of its root. Only the last copy is replaced.
                 if group and group[0] > entry and entry not in heads[1:3]:
                     heapq.heapreplace(heads, group[0])
                     continue

@@ -26,9 +26,12 @@ def is_over(request_run: int, incident: Incident) -> bool:
     return incident.state.is_settled or request_run < incident.run
 
 
-def has_repair_ended(incident: Incident) -> bool:
-    """Return whether the branch of the present run that repairs the node has ended. Steps before its end are over."""
-    return incident.node_branch not in ("", NodeBranchResult.NOT_NEEDED)
+REPAIR_OVER_TEXT = "The incident is settled, a later run took over, or the repair of the node has ended."
+
+
+def is_repair_over(request_run: int, incident: Incident) -> bool:
+    """Return whether a run is over, or its branch that repairs the node has ended. Steps before that end are over."""
+    return is_over(request_run, incident) or incident.node_branch not in ("", NodeBranchResult.NOT_NEEDED)
 
 
 def has_left_node(incident: Incident) -> bool:

@@ -79,8 +79,9 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonN
     keys = guardrail_inputs.cordon_keys()
     incident, version, cordon_rows = incident_store.load_incident_with(request.incident_id, context, *keys)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
-    if reason_not_allowed or _is_over(request.run, incident):
-        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=reason_not_allowed or _OVER_TEXT)
+    if reason_not_allowed or recovery_step.is_repair_over(request.run, incident):
+        reason = reason_not_allowed or recovery_step.REPAIR_OVER_TEXT
+        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=reason)
     if incident.plan is not None and not incident.plan.repairs_node:
         return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
     if incident.cordon_marked_at is not None:
@@ -88,13 +89,6 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> CordonN
         outcome, reason = _OUTCOME_TEXT[ClusterCordonResult.ALREADY_CORDONED]
         return CordonNodeResult(outcome=outcome, reason=reason)
     return cordon(incident, context, CordonReads(version, dict(zip(keys, cordon_rows, strict=True))))
-
-
-_OVER_TEXT = "The incident is settled, a later run took over, or the repair of the node has ended."
-
-
-def _is_over(request_run: int, incident: Incident) -> bool:
-    return recovery_step.is_over(request_run, incident) or recovery_step.has_repair_ended(incident)
 
 
 def cordon(incident: Incident, context: Context, reads: CordonReads | None = None) -> CordonNodeResult:
@@ -113,7 +107,7 @@ def cordon(incident: Incident, context: Context, reads: CordonReads | None = Non
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _register_cordon(incident, context, reads)
     if verdict is None:
-        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=_OVER_TEXT)
+        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=recovery_step.REPAIR_OVER_TEXT)
     # A node that is gone needs no entry. If this incident waited for an entry, the node's replacement could not
     # use the node slot.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
@@ -174,7 +168,7 @@ def _register_cordon(incident: Incident, context: Context, reads: CordonReads | 
             version, read_rows = first_try.pop()
         else:
             current, version = incident_store.load_incident(context.ledger, incident.incident_id)
-            if _is_over(incident.run, current):
+            if recovery_step.is_repair_over(incident.run, current):
                 return None
             read_rows = {}
         inputs = guardrail_inputs.GuardrailInputs(context, read_rows)

@@ -88,9 +88,10 @@ def run(request: recovery_step.RecoveryStepRequest, context: Context) -> DrainNo
     """
     incident, _ = incident_store.load_incident(context.ledger, request.incident_id)
     reason_not_allowed = recovery_step.why_may_not_act(incident, context)
-    if reason_not_allowed or recovery_step.is_over(request.run, incident) or recovery_step.has_repair_ended(incident):
-        reason = reason_not_allowed or "The incident is settled, a later run took over, or the repair has ended."
-        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=reason)
+    if reason_not_allowed or recovery_step.is_repair_over(request.run, incident):
+        return DrainNodeResult(
+            outcome=DrainOutcome.NO_JOBS, reason=reason_not_allowed or recovery_step.REPAIR_OVER_TEXT
+        )
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
