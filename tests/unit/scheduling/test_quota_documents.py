@@ -1,5 +1,6 @@
 """The facts of quota decisions share documents, and equal facts that are made for each decision alone."""
 
+import dataclasses
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -18,10 +19,17 @@ from evenkeel.domain.kueue.cycle_decisions import CycleDecision
 from evenkeel.domain.kueue.objects import PODS, Admitted, PreemptionPolicy, Queue, Workload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.queue_simulation.short_form import ShortJob
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.quota_documents import DocumentCache, serialize
 from evenkeel.domain.quotas.quota_facts import KueueCycleState, QuotaFacts
-from evenkeel.domain.quotas.quota_holders import admitted_document, sum_by_queue, sum_document
+from evenkeel.domain.quotas.quota_holders import (
+    QuotaHolder,
+    admitted_document,
+    admitted_holder,
+    sum_by_queue,
+    sum_document,
+)
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, capacities
@@ -122,6 +130,42 @@ def test_victim_of_an_earlier_head_has_its_own_entry() -> None:
     (facts,) = (facts_of_job for facts_of_job in facts_found if facts_of_job.job["name"] == "job-9")
     assert facts.earlier_victims == ("job-4",)
     assert [job["name"] for job in facts.jobs] == ["job-4", "others-of-blue"]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.builds(
+        QuotaHolder,
+        name=st.just("job-1"),
+        queue=st.just("blue"),
+        use=st.dictionaries(
+            st.sampled_from(("p5", "p4d")),
+            st.dictionaries(st.sampled_from((GPU, "cpu", PODS)), st.integers(1, 9), min_size=1),
+            min_size=1,
+        ),
+        pods=st.integers(1, 3),
+        priority=st.integers(-1, 1),
+        reserved_at=st.sampled_from((None, 0.0, 60.0)),
+        queued_at=st.sampled_from((0.0, 30.0)),
+        work_at_risk=st.sampled_from((None, 0.0, 90.0)),
+        sub_queue=st.just(""),
+        is_pinned=st.booleans(),
+    ),
+    st.booleans(),
+    st.sampled_from((None, 0.0, 45.0)),
+)
+def test_document_of_holder_is_short_form_without_defaults(
+    holder: QuotaHolder, was_evicted: bool, requeued_at: float | None
+) -> None:
+    admitted = admitted_holder(holder)
+    admitted.workload = dataclasses.replace(admitted.workload, requeued_at=requeued_at)
+    admitted.is_evicted = was_evicted
+
+    document = admitted_document(admitted, was_evicted=was_evicted)
+
+    job = ShortJob.model_validate(document)
+    assert job.model_dump(mode="json", by_alias=True, exclude_defaults=True) == document
+    assert job.to_admitted(job.to_workload(holder.priority)) == admitted
 
 
 def _random_admission_input(dice: random.Random) -> AdmissionInput:

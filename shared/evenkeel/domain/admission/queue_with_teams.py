@@ -284,9 +284,8 @@ class _TeamAdmission:
                 self.queued_jobs[job_id].latest = _QuotaDecision(decision, state_before, self.fits.get(job_id, ()))
                 self.first_head = self.first_head or job_id
                 has_changed |= self._apply_decision(decision)
-            was_evicted = {workload.workload.workload_id for workload, is_evicted in state_before.holders if is_evicted}
-            all_victims = (victim for decision in decisions for victim in decision.victims)
-            has_changed |= any(victim.workload_id not in was_evicted for victim in all_victims)
+            victim_ids = {victim.workload_id for decision in decisions for victim in decision.victims}
+            has_changed = has_changed or bool(victim_ids and victim_ids - state_before.stopping_ids)
             # If the same decisions come again and nothing changed since, the cycles would never end.
             fingerprint = repr(
                 [

@@ -83,6 +83,22 @@ class QuotaCell:
                 free -= beyond
         return free
 
+    def available_without(self, amount: int) -> int:
+        """Return the quota that would be available if this cell used less, as `remove` would leave it."""
+        removed = []
+        for cell in reversed(self.chain):
+            removed.append(amount)
+            past = cell.use - cell.guaranteed
+            amount = max(0, min(past, amount))
+        root = self.chain[0]
+        free = root.subtree - root.use + removed.pop()
+        for cell in self.below_root:
+            beyond = cell.use - removed.pop() - cell.guaranteed
+            if cell.borrow is not None:
+                free = min(free, cell.subtree - cell.guaranteed + cell.borrow - max(0, beyond))
+            free += max(0, -beyond)
+        return free
+
     def add(self, amount: int) -> None:
         """Add use. Use beyond the guaranteed quota also counts in the parent."""
         cell = self

@@ -9,8 +9,9 @@ Source: Kueue's fair sharing (KEP-1714), dominant resource fairness over a tree.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
@@ -29,21 +30,22 @@ from evenkeel.domain.kueue.preemption import (
 from evenkeel.domain.kueue.snapshot import Snapshot, using
 
 
-@dataclass(slots=True)
-class Share:
+class Share(NamedTuple):
     """The borrowing of a quota node, relative to the quota that other nodes could lend to it."""
 
-    ratio: float = 0.0
+    ratio: float
     """Per mille, before division by the weight."""
-    weight: float = 1.0
-    resource: str = ""
+    weight: float
+    resource: str
     """The resource with the largest ratio."""
-    borrowed: tuple[Key, ...] = ()
-    rank: tuple[bool, float] = field(init=False)
+    borrowed: tuple[Key, ...]
+    rank: tuple[bool, float]
     """Sorts shares. Two infinite shares compare by their ratio before the weight."""
 
-    def __post_init__(self) -> None:
-        self.rank = _rank_of(self.ratio, self.weight)
+    @classmethod
+    def of(cls, ratio: float, weight: float, resource: str = "", borrowed: tuple[Key, ...] = ()) -> "Share":
+        """Return a share with its rank."""
+        return cls(ratio, weight, resource, borrowed, _rank_of(ratio, weight))
 
     @property
     def value(self) -> float:
@@ -67,7 +69,7 @@ def share_of(quota_node: QuotaNode) -> Share:
 
 def _compute_share(quota_node: QuotaNode) -> Share:
     if quota_node.parent is None:
-        return Share(weight=quota_node.weight)
+        return Share.of(0.0, quota_node.weight)
     ratio, resource = 0.0, ""
     borrowed: list[Key] = []
     for name, cells in quota_node.by_resource:  # sorted by name, so that the first of equal ratios wins
@@ -81,7 +83,7 @@ def _compute_share(quota_node: QuotaNode) -> Share:
             lendable = quota_node.parent.lendable.get(name, 0)
             if lendable > 0 and beyond * 1000.0 / lendable > ratio:
                 ratio, resource = beyond * 1000.0 / lendable, name
-    return Share(ratio, quota_node.weight, resource, tuple(borrowed))
+    return Share.of(ratio, quota_node.weight, resource, tuple(borrowed))
 
 
 # ---------------------------------------------------------------- the order of the heads
@@ -335,6 +337,8 @@ class _VictimQueues:
         self.dropped: set[QuotaNode] = set()
         self._ranked: dict[QuotaNode, list[tuple[_RankBelow, QuotaNode]]] = {}
         """By cohort: its children that may have candidates, the highest share last. `use_changed` removes it."""
+        self._unsorted: dict[QuotaNode, list[QuotaNode]] = {}
+        """By cohort: the same children in the cohort's order, as of the last ranking."""
         self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
@@ -379,7 +383,7 @@ class _VictimQueues:
     def _rank_children(self, cohort: QuotaNode) -> list[tuple[_RankBelow, QuotaNode]]:
         """Return the children that borrow or hold the preemptor. A cohort precedes a queue of equal share."""
         ranked: list[tuple[_RankBelow, QuotaNode]] = []
-        for child in cohort.children:
+        for child in self._unsorted.get(cohort, cohort.children):
             if child in self.dropped:
                 continue
             share = child.cached_share or share_of(child)
@@ -387,6 +391,7 @@ class _VictimQueues:
                 ranked.append(((share.rank, not child.is_queue), child))
             else:
                 self.dropped.add(child)
+        self._unsorted[cohort] = [child for _, child in ranked]
         ranked.sort(key=_rank_below)
         return ranked
 
@@ -480,25 +485,14 @@ def _first_rule(
 
 def _rank_without(admitted: Admitted, queue: QuotaNode, branch: QuotaNode) -> tuple[bool, float]:
     """Return the rank of a branch without one of its workloads."""
-    shares = _cached_shares(queue)
+    quota_nodes = (queue, *queue.path)
+    shares = [quota_node.cached_share for quota_node in quota_nodes]  # to restore them when the use is the same again
     queue.remove_all(admitted.use)
     rank = share_of(branch).rank
     queue.add_all(admitted.use)
-    _restore_shares(shares)
-    return rank
-
-
-_Shares = list[tuple[QuotaNode, Share | None]]
-
-
-def _cached_shares(queue: QuotaNode) -> _Shares:
-    """Return the cached shares of a queue and its ancestors, to restore them when the use is the same again."""
-    return [(quota_node, quota_node.cached_share) for quota_node in (queue, *queue.path)]
-
-
-def _restore_shares(shares: _Shares) -> None:
-    for quota_node, share in shares:
+    for quota_node, share in zip(quota_nodes, shares, strict=True):
         quota_node.cached_share = share
+    return rank
 
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
@@ -527,15 +521,7 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
     quota_node = demand.queue.quota_node
-    shares = _cached_shares(quota_node)
-    has_quota = True
     for key, amount in demand.requested.items():
-        cell = quota_node.at(key)
-        cell.remove(amount)
-        free = cell.available()
-        cell.add(amount)
-        if amount > max(0, free):
-            has_quota = False
-            break
-    _restore_shares(shares)
-    return has_quota and (demand.has_domains is None or demand.has_domains())
+        if amount > max(0, quota_node.at(key).available_without(amount)):
+            return False
+    return demand.has_domains is None or demand.has_domains()

@@ -190,7 +190,10 @@ def _preemptable(
     workload = demand.workload
     if demand.replaced:
         candidates = [admitted for admitted in candidates if admitted.workload.workload_id != demand.replaced]
-    if policy is not PreemptionPolicy.ANY:
+    if policy is PreemptionPolicy.LOWER_PRIORITY:
+        priority = workload.priority
+        candidates = [admitted for admitted in candidates if admitted.workload.priority < priority]
+    elif policy is not PreemptionPolicy.ANY:
         candidates = [admitted for admitted in candidates if outranks(workload, admitted.workload, policy)]
     if may_protect:
         candidates = [admitted for admitted in candidates if not snapshot.protects(workload, admitted)]

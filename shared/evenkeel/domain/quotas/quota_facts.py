@@ -107,6 +107,11 @@ class KueueCycleState(NamedTuple):
     reserved: tuple[tuple[str, Amounts], ...] = ()
     """(queue, amounts) reserved for jobs that wait only for nodes."""
 
+    @property
+    def stopping_ids(self) -> frozenset[str]:
+        """Ids of the workloads that had been asked to stop."""
+        return frozenset(admitted.workload.workload_id for admitted, was_evicted in self.holders if was_evicted)
+
     @classmethod
     def of(
         cls,
@@ -229,12 +234,12 @@ def _within_max_bytes(
     If the documents exceed `MAX_BYTES`, the last single holders are summed as well.
     """
     document_parts = [cache.documents(holder_run) for holder_run in single_runs]
-    documents = [document for document_part in document_parts for document in document_part.documents]
     use_by_queue = [(holder_run.queue, holder_run.use) for holder_run in summed_runs]
     size = len(quota_document.text) + sum(document_part.size for document_part in document_parts)
-    is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(document_parts))
-    single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
-    if single_count < len(documents):
+    single_count = sum(len(document_part.documents) for document_part in document_parts)
+    if size > MAX_BYTES and (size > _MAX_PLAIN_BYTES or not fits_packed(document_parts)):
+        documents = [document for document_part in document_parts for document in document_part.documents]
+        single_count = _max_single_holders(quota_document, documents)
         holders = [admitted for holder_run in single_runs for admitted, _ in holder_run.holders]
         use_by_queue += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
         document_parts = [DocumentPart((document,), len(serialize(document))) for document in documents[:single_count]]
@@ -321,19 +326,20 @@ def _split_holders(
         # Only the policy of the preemptor's queue counts, not the policy of the victim's queue.
         policy = queue.preemption.within if holder_run.queue == workload.queue else queue.preemption.reclaim
         may_preempt = policy is not PreemptionPolicy.NEVER and not keys.isdisjoint(holder_run.keys)
+        # Holders of one priority differ only by the time of their submission.
+        depends_on_time = (
+            holder_run.priority == workload.priority and policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
+        )
+        has_victims = bool(victims) and not holder_run.names.isdisjoint(victims)
+        if not (has_victims or (may_preempt and depends_on_time)):
+            may_be_victim = may_preempt and outranks(workload, holder_run.holders[0][0].workload, policy)
+            (single_runs if may_be_victim else summed_runs).append(holder_run)
+            continue
 
         def is_single(admitted: Admitted, policy: PreemptionPolicy = policy, may_preempt: bool = may_preempt) -> bool:
             is_victim = admitted.workload.workload_id in victims
             return is_victim or (may_preempt and outranks(workload, admitted.workload, policy))
 
-        # Holders of one priority differ only by the time of their submission.
-        depends_on_time = (
-            holder_run.priority == workload.priority and policy is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY
-        )
-        if depends_on_time or not holder_run.names.isdisjoint(victims):
-            split_runs = holder_run.split(is_single)
-        else:
-            split_runs = iter([(is_single(holder_run.holders[0][0]), holder_run)])
-        for may_be_victim, split_run in split_runs:
+        for may_be_victim, split_run in holder_run.split(is_single):
             (single_runs if may_be_victim else summed_runs).append(split_run)
     return single_runs, summed_runs

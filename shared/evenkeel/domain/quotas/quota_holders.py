@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
+from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key, PodSet, Workload
 from evenkeel.domain.queue_simulation import short_form
 
 Json = dict[str, Any]
@@ -29,20 +29,9 @@ class QuotaHolder(NamedTuple):
     is_pinned: bool = False
 
 
-def holder_document(holder: QuotaHolder) -> Json:
-    """Return a holder of quota in the short form, as a document."""
-    return holder_job(holder).model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
 def admitted_holder(holder: QuotaHolder) -> Admitted:
-    """Return a holder of quota as Kueue's scheduler reads it."""
-    job = holder_job(holder)
-    return job.to_admitted(job.to_workload(holder.priority))
-
-
-def holder_job(holder: QuotaHolder) -> short_form.ShortJob:
-    """Return a holder of quota in the short form, with a pod set for each flavor."""
-    pod_sets: list[short_form.ShortPodSet] = []
+    """Return a holder of quota as Kueue's scheduler reads it, with a pod set for each flavor."""
+    pod_sets: list[PodSet] = []
     flavors: list[dict[str, str]] = []
     for flavor, amounts in holder.use.items():
         for resources, count in (
@@ -50,65 +39,67 @@ def holder_job(holder: QuotaHolder) -> short_form.ShortJob:
             ([PODS] if PODS in amounts else [], amounts.get(PODS, 0)),
         ):
             if resources:
-                requests = {
-                    name: short_form.to_quantity(name, amounts[name] // count) for name in resources if name != PODS
-                }
-                pod_sets.append(
-                    short_form.ShortPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests)
-                )
+                requests = {name: amounts[name] // count for name in resources if name != PODS}
+                pod_sets.append(PodSet(f"{flavor}-{len(pod_sets)}", count, requests))
                 flavors.append(dict.fromkeys(resources, flavor))
-    return short_form.ShortJob(
-        name=holder.name,
-        queue=holder.queue,
+    workload = Workload(
+        holder.name,
+        holder.queue,
+        tuple(pod_sets),
         priority=holder.priority,
         created_at=holder.queued_at,
-        pod_sets=tuple(pod_sets),
         sub_queue=holder.sub_queue,
-        admitted=short_form.ShortAdmission(
-            at=holder.reserved_at,
-            flavors=tuple(flavors),
-            evicted=holder.is_evicted,
-            work_at_risk=holder.work_at_risk,
-            pinned=holder.is_pinned,
-        ),
+    )
+    return Admitted(
+        workload,
+        tuple(flavors),
+        workload.counts,
+        holder.reserved_at,
+        holder.is_evicted,
+        work_at_risk=holder.work_at_risk,
+        is_pinned=holder.is_pinned,
     )
 
 
 def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
-    """Return an admitted workload in the short form.
+    """Return an admitted workload in the short form, without fields that have their default.
+
+    A cycle makes thousands of these documents, so they do not pass through the models of the short form.
 
     Args:
         admitted: The workload.
         was_evicted: Whether it had been asked to stop before the Kueue cycle.
     """
-    workload = admitted.workload
-    pods = [
-        short_form.ShortPodSet(
-            name=pod_set.name,
-            count=count,
-            requests={
-                resource: short_form.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()
-            },
-        )
-        for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
+    workload, at, work_at_risk = admitted.workload, admitted.reserved_at, admitted.work_at_risk
+    document: Json = {"name": workload.workload_id, "queue": workload.queue, "priority": workload.priority}
+    if workload.created_at:
+        document["createdAt"] = workload.created_at
+    if workload.requeued_at is not None:
+        document["requeuedAt"] = workload.requeued_at
+    document["podSets"] = [
+        _pod_set_document(pod_set, count) for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
     ]
-    job = short_form.ShortJob(
-        name=workload.workload_id,
-        queue=workload.queue,
-        priority=workload.priority,
-        created_at=workload.created_at,
-        requeued_at=workload.requeued_at,
-        pod_sets=tuple(pods),
-        admitted=short_form.ShortAdmission(
-            at=admitted.reserved_at,
-            flavors=tuple(dict(flavor) for flavor in admitted.flavors),
-            counts=admitted.counts,
-            evicted=was_evicted,
-            work_at_risk=admitted.work_at_risk,
-            pinned=admitted.is_pinned,
-        ),
-    )
-    return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    admission: Json = {"at": at} if at is not None else {}
+    admission |= {"flavors": [dict(flavor) for flavor in admitted.flavors], "counts": list(admitted.counts)}
+    if was_evicted:
+        admission["evicted"] = True
+    if work_at_risk is not None:
+        admission["workAtRisk"] = work_at_risk
+    if admitted.is_pinned:
+        admission["pinned"] = True
+    document["admitted"] = admission
+    return document
+
+
+def _pod_set_document(pod_set: PodSet, count: int) -> Json:
+    document: Json = {"name": pod_set.name}
+    if count != 1:
+        document["count"] = count
+    if pod_set.requests:
+        document["requests"] = {
+            resource: short_form.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()
+        }
+    return document
 
 
 def sum_by_queue(uses: Iterable[tuple[str, Amounts]]) -> list[tuple[str, Amounts]]:
@@ -128,7 +119,10 @@ def sum_by_queue(uses: Iterable[tuple[str, Amounts]]) -> list[tuple[str, Amounts
 def sum_document(queue: str, amounts: Amounts) -> Json:
     """Return the sum of a queue's use as the document of one holder. It can never be preempted."""
     name = f"{_SUM_PREFIX}{queue}"
-    return holder_document(QuotaHolder(name, queue, by_flavor_and_resource(amounts), 1, _NEVER_PREEMPTED, 0.0))
+    holder = QuotaHolder(name, queue, by_flavor_and_resource(amounts), 1, _NEVER_PREEMPTED, 0.0)
+    document = admitted_document(admitted_holder(holder), was_evicted=False)
+    del document["admitted"]["counts"]  # a sum has all its pods
+    return document
 
 
 def is_sum(name: str) -> bool:

@@ -389,9 +389,8 @@ def _missing_facts(
         attempts_of |= {charge.job_id for charge in admission_input.charges if charge.attempt > 1}
     if mode is Mode.ACT:
         leaving_job_ids, migrating_job_ids = departure_plan.jobs_that_may_leave(snapshot, admission_input, decisions)
-        draining_job_ids = {
-            charge.job_id for charge in admission_input.charges if charge.team in draining_teams(snapshot.setup)
-        }
+        teams_to_drain = draining_teams(snapshot.setup)
+        draining_job_ids = {charge.job_id for charge in admission_input.charges if charge.team in teams_to_drain}
         jobs |= {
             *leaving_job_ids,
             *departure_plan.charges_on_ending_reservations(admission_input, policy, now),

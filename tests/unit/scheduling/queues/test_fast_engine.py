@@ -42,6 +42,14 @@ def plain_available(cell: QuotaCell) -> int:
     return max(0, cell.guaranteed - cell.use) + from_parent
 
 
+def plain_available_without(cell: QuotaCell, amount: int) -> int:
+    """Return the quota that is available after the removal of an amount, and restore the use."""
+    cell.remove(amount)
+    available = plain_available(cell)
+    cell.add(amount)
+    return available
+
+
 def plain_queues(quota_node: QuotaNode) -> tuple[QuotaNode, ...]:
     own = (quota_node,) if quota_node.is_queue else ()
     return own + tuple(queue for child in quota_node.children for queue in plain_queues(child))
@@ -50,7 +58,7 @@ def plain_queues(quota_node: QuotaNode) -> tuple[QuotaNode, ...]:
 def plain_share(quota_node: QuotaNode) -> Share:
     """Return the share from the definition: the largest ratio of the resources, computed from all keys."""
     if quota_node.parent is None:
-        return Share(weight=quota_node.weight)
+        return Share.of(0.0, quota_node.weight)
     root = quota_node.root
     over = {key: max(0, cell.use - cell.subtree) for key, cell in quota_node.declared}
     ratios: list[tuple[float, str]] = []
@@ -62,7 +70,7 @@ def plain_share(quota_node: QuotaNode) -> Share:
         if lendable > 0:
             ratios.append((sum(over[key] for key in keys) * 1000.0 / lendable, resource))
     ratio, resource = max(ratios, key=lambda pair: pair[0], default=(0.0, ""))
-    return Share(ratio, quota_node.weight, resource if ratio else "", tuple(borrowed))
+    return Share.of(ratio, quota_node.weight, resource if ratio else "", tuple(borrowed))
 
 
 def plain_winner(tournament: Tournament, cohort: QuotaNode) -> Contestant | None:
@@ -98,6 +106,7 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
         return all(amount <= 0 or amount <= plain_available(quota_node.at(key)) for key, amount in requested.items())
 
     patch.setattr(QuotaCell, "available", plain_available)
+    patch.setattr(QuotaCell, "available_without", plain_available_without)
     patch.setattr(QuotaNode, "fits", fits)
     patch.setattr(QuotaNode, "queues", property(plain_queues))
     patch.setattr(fair_sharing, "share_of", plain_share)
