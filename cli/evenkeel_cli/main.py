@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TextIO
@@ -77,9 +78,9 @@ def _run(words: list[str]) -> int:
     try:
         answer = _root_app(words)(args=words, prog_name="evenkeel", standalone_mode=False)
     except CommandFailed as failure:
-        _print_error(failure)
+        _print_error(_in_words_typed(failure, words))
         return failure.exit_code
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except typer.TyperException as wrong:
         usage_context = getattr(wrong, "ctx", None)
@@ -93,6 +94,21 @@ def _run(words: list[str]) -> int:
         _discard_output(sys.stdout)
         return Exit.DONE
     return answer if isinstance(answer, int) else Exit.DONE
+
+
+def _in_words_typed(failure: CommandFailed, words: Sequence[str]) -> CommandFailed:
+    """Name the options that the person typed, instead of the fields of the API's request."""
+    if failure.code != "VALIDATION_FAILED":
+        return failure
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+
+    def named(match: re.Match[str]) -> str:
+        option = "--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", match[2])
+        return f"{match[1]}{option if option in options else match[2]}: "
+
+    failure.text = re.sub(r"^( *)(\w+): ", named, failure.text, flags=re.MULTILINE)
+    failure.hint = failure.hint.replace("Correct the fields that `errors` names.", "Correct this, then run it again.")
+    return failure
 
 
 def _usage_text(wrong: typer.TyperException) -> str:

@@ -40,15 +40,30 @@ def load_all(file: Path) -> list[Any]:
     Raises:
         CommandFailed: it cannot be read, or is not valid YAML or JSON.
     """
+    name = name_of(file)
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         return _load_json(text) or _load_yaml(text)
     except OSError as error:
-        raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}", code="NO_FILE") from error
+        raise CommandFailed(Exit.USAGE, f"{name}: {error.strerror}", code="NO_FILE") from error
+    except UnicodeDecodeError as error:
+        raise CommandFailed(Exit.USAGE, f"{name} is not text in UTF-8.", code="NOT_YAML") from error
     # PyYAML raises AttributeError or KeyError if a value does not fit its tag, as in `!!bool perhaps`.
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError) as error:
-        message = " ".join(str(error).split())
-        raise CommandFailed(Exit.USAGE, f"{file} is not valid YAML or JSON: {message}", code="NOT_YAML") from error
+        message = f"{name} is not valid YAML or JSON: {_problem(error)}"
+        raise CommandFailed(Exit.USAGE, message, code="NOT_YAML") from error
+
+
+def name_of(file: Path) -> str:
+    """Return the name of a file in a message; `-` is standard input."""
+    return "Standard input" if str(file) == "-" else str(file)
+
+
+def _problem(error: Exception) -> str:
+    """Return why a text is not YAML. PyYAML's own message names the text `<unicode string>`, twice."""
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def _load_json(text: str) -> list[Any]:

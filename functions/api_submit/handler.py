@@ -36,7 +36,8 @@ def cancel(job_id: str) -> api.Reply:
         return _plan_reply("cancel", job_id)
     request = cancel_job.CancelJobRequest(job_id=job_id, requester=_requester(), reason=body.reason)
     result = cancel_job.run(request, context)
-    app.require(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
+    has_changed = result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED
+    app.require(has_changed, "JOB_ENDED", str(suspend_job.JobEnded(result.job)))
     return app.accepted_reply(read_jobs.job_summary(result.job), f"/v1/jobs/{job_id}")
 
 

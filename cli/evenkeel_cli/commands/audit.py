@@ -36,7 +36,7 @@ def list_acts(
             output,
             _columns,
             fields=_FIELDS,
-            empty_text=f"No person changed the fleet since {since_text}.",
+            empty_text=f"{by or 'No person'} {'did not change' if by else 'changed'} the fleet since {since_text}.",
             page_token=token,
             ends_after=limit,
             watch=watch,

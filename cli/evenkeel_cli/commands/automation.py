@@ -22,6 +22,7 @@ app = lookup.command_group("Show, hold and release automation: recoveries, or ev
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
+_LONGEST_HOLD_SECONDS = 7 * 86_400
 
 
 @app.command("show")
@@ -181,7 +182,10 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text.strip().lower())
     if not match:
         raise CommandFailed(Exit.USAGE, f"--for {text}: write a number followed by s, m, h or d.", code="USAGE")
-    return int(match[1]) * _UNITS[match[2]]
+    seconds = int(match[1]) * _UNITS[match[2]]
+    if not 1 <= seconds <= _LONGEST_HOLD_SECONDS:
+        raise CommandFailed(Exit.USAGE, f"--for {text}: a hold lasts 1s to 7d.", code="USAGE")
+    return seconds
 
 
 def _draw_automation(out: Printer, automation: Json) -> None:

@@ -41,7 +41,7 @@ def list_decisions(
 
     def draw(page: tuple[list[Json], str | None]) -> None:
         decisions, token = page
-        empty_text = f"No decision{about} matches." if kind else f"No decision{about} is recorded."
+        empty_text = f"No decision{about}{f' of kind {kinds}' if kinds else ''} is recorded."
         print_list(
             decisions,
             output,

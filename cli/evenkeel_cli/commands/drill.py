@@ -1,5 +1,6 @@
 """`evenkeel drill`: inject faults into a local data centre. No command can inject a fault into a real fleet."""
 
+import json
 import random
 from typing import Annotated, Any
 
@@ -89,18 +90,26 @@ def inject(
         typer.Option("--node", help="Instance id, node name or node slot; if omitted, a random node that runs a job."),
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help="Inject the fault into a node of this job.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of the fault, for example code=48.", metavar="NAME=VALUE"),
+    ] = None,
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Inject a fault into the running data centre."""
     control = _control_client()
-    body: Json = {"fault": fault}
+    body: Json = {**dict(map(_parse_setting, settings or ())), "fault": fault}
     if node:
         body["node"] = node
     elif job:
         client = lookup.current_client()
         struck = client.get(f"/jobs/{lookup.find_job(client, job)}")
         body["job"] = f"{struck['namespace']}/{struck['jobId']}-a{struck['currentAttempt']}"
-    document = control.call("POST", "/control/faults", body)
+    try:
+        document = control.call("POST", "/control/faults", body)
+    except CommandFailed as failure:
+        failure.hint = failure.hint or "evenkeel drill faults"
+        raise
 
     text = f"{document['fault']} on {document['node']} ({document['faultId']})"
     print_change(document, output, text, status="warn", then="status -w")
@@ -114,9 +123,24 @@ def clear(
     output: lookup.ResultOption = OutputFormat.TABLE,
 ) -> None:
     """Clear a fault."""
-    document = _control_client().call("DELETE", f"/control/faults/{fault_id}")
+    try:
+        document = _control_client().call("DELETE", f"/control/faults/{fault_id}")
+    except CommandFailed as failure:
+        failure.hint = failure.hint or "evenkeel drill faults"
+        raise
     text = f"{document['fault']} on {document['node']} cleared"
     print_change(document, output, text)
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
+    """Read an option of a fault: `code=48`, `zone=us-west-2a`. Numbers and true and false are JSON."""
+    name, equals, value = text.partition("=")
+    if not equals or name in ("fault", "node", "job"):
+        raise CommandFailed(Exit.USAGE, f"--set {text}: write NAME=VALUE.", code="USAGE", hint="evenkeel drill faults")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _control_client() -> ControlClient:

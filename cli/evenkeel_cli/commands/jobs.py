@@ -234,6 +234,8 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
         try:
             document = client.get(f"/jobs/{job_id}/logs", rank=number, **log_query.parameters())
         except CommandFailed as failed:
+            if failed.exit_code is Exit.NOT_FOUND:
+                failed.hint = f"evenkeel jobs show {job_id}"
             missing.add(failed)
             continue
         write_rank(document["text"] + missing_newline(document["text"]))

@@ -49,6 +49,7 @@ LimitOption = Annotated[
 ]
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
+_KINDS_OF_IDS = {"job": "a job", "inc": "an incident", "dec": "a decision", "op": "an operation"}
 _LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[mhd])", re.ASCII)
 _MAX_SHOWN = 40
 """Characters of a wrong value in a message."""
@@ -178,7 +179,11 @@ def _find_id(
     client: ApiClient, path: str, key: str, typed_value: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
 ) -> str:
     noun = path[1:-1]
-    if _FULL_ID.fullmatch(typed_value):
+    if full_id := _FULL_ID.fullmatch(typed_value):
+        noun_text = "an incident" if noun == "incident" else f"a {noun}"
+        if _KINDS_OF_IDS[full_id[1]] != noun_text:
+            message = f"{typed_value} names {_KINDS_OF_IDS[full_id[1]]}, but this command takes {noun_text}."
+            raise CommandFailed(Exit.USAGE, message, code="USAGE", hint=f"evenkeel why {typed_value}")
         return typed_value
     if not typed_value.strip():
         # An unset shell variable: an empty prefix matches every name.
@@ -220,6 +225,7 @@ def _find_id(
             Exit.USAGE,
             f"{typed_value!r} matches {len(matches)} {noun}s: {_join_names(matches, key)}.",
             code="AMBIGUOUS",
+            hint="Type more characters, or the whole id.",
         )
     hint = f"evenkeel {noun}s ls"
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed_value!r}.", code="NOT_FOUND", hint=hint)

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import Column, OutputFormat, Printer, csv_cell, note, require_format, stdout_printer
+from evenkeel_cli.render import (
+    Column,
+    OutputFormat,
+    Printer,
+    csv_cell,
+    note,
+    require_format,
+    stderr_printer,
+    stdout_printer,
+)
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -237,7 +246,13 @@ def confirm(verb: str, *notes: str | Callable[[], Sequence[str]]) -> None:
     for effects in notes:
         for text in (effects,) if isinstance(effects, str) else effects():
             note(text)
-    typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
+    try:
+        typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
+    except typer.Abort as answer:
+        if answer.__context__ is not None:  # Ctrl-C or the end of the input: the cursor is still behind the question
+            stderr_printer().line()
+        note("Nothing was changed.")
+        raise
 
 
 def draw_timeline(out: Printer, entries: list[Json]) -> None:

@@ -102,6 +102,10 @@ def explain_missing_fields(failure: CommandFailed, body: Json) -> CommandFailed:
         failure.text += "".join(
             f"\n  {field}: missing; required unless a job type of the site fills it" for field in missing_fields
         )
+        if command := body.get("command"):
+            failure.text += (
+                f"\n  {command[0]} was read as the command of the job. Job files end in .yaml, .yml or .json."
+            )
     failure.hint = (
         "evenkeel jobs init writes a whole job file." if missing_fields else "Correct these fields, then submit again."
     )
@@ -166,13 +170,19 @@ def _set_derived_fields(body: Json, option_values: Mapping[tuple[str, ...], Any]
 def _job_file(words: Sequence[str]) -> Json:
     """Read the positional arguments: a job file, the command, or both."""
     body: Json = {}
+    if words and not words[0].strip():
+        # An unset shell variable.
+        raise CommandFailed(Exit.USAGE, "The job file argument is empty.", code="USAGE")
     if words and _is_job_file(words[0]):
         source, *words = words
-        from evenkeel_cli.yaml_files import load_all
+        from evenkeel_cli.yaml_files import load_all, name_of
 
         documents = load_all(Path(source))
         if len(documents) != 1 or not isinstance(documents[0], dict):
-            raise CommandFailed(Exit.USAGE, f"{source} must hold one object: a job.", code="NOT_A_JOB")
+            message = f"{name_of(Path(source))} must hold one object: a job."
+            raise CommandFailed(
+                Exit.USAGE, message, code="NOT_A_JOB", hint="evenkeel jobs init writes a whole job file."
+            )
         body = documents[0]
     if words:
         body["command"], body["args"] = list(words), []

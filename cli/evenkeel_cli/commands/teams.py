@@ -73,7 +73,16 @@ def show_team(
 ) -> None:
     """Show the configuration of a team. `teams apply` accepts the output of `-o json`."""
     client = lookup.current_client()
-    print_read(lambda: client.get(f"/teams/{team}/quota"), output, _draw_team, watch=watch)
+    print_read(lambda: _read_team(client, team), output, _draw_team, watch=watch)
+
+
+def _read_team(client: ApiClient, team: str) -> Json:
+    try:
+        return client.get(f"/teams/{team}/quota")
+    except CommandFailed as failure:
+        if failure.exit_code is Exit.NOT_FOUND:
+            failure.hint = "evenkeel teams ls"
+        raise
 
 
 @app.command("quota")
@@ -180,7 +189,7 @@ def remove(
 ) -> None:
     """Remove a team that has no jobs, holds no nodes and lends no quota."""
     client = lookup.current_client()
-    version = client.get(f"/teams/{team}/quota")["version"]
+    version = _read_team(client, team)["version"]
     response = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
     print_change(response, output, f"{team}  removed")
 

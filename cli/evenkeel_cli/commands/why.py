@@ -66,6 +66,8 @@ def _read_explanation(client: ApiClient, subject: str) -> Json:
             subject = lookup.find_node(client, subject)
         except CommandFailed as failure:
             if failure.exit_code is Exit.NOT_FOUND:
+                no_job.text = f"There is no job, incident, node or decision {subject!r}."
+                no_job.hint = "evenkeel status"
                 raise no_job from None
             raise
     node = _node_without_incident(client, subject)

@@ -215,7 +215,9 @@ class FaultInjector:
         busy_node_names = {str(pod["spec"]["nodeName"]) for pod in self._running_pods(options.get("job"))}
         nodes = [node for node in nodes if node.node_name in busy_node_names and kubelet_of(node).is_connected]
         if not nodes:
-            raise InvalidFault(f"no node runs a pod of {options.get('job') or 'any job'}")
+            raise InvalidFault(
+                f"no node runs a pod of {options.get('job') or 'any job'}: wait until a job runs, or choose a node"
+            )
         return self._random.choice(nodes)
 
     def zone_of(self, node: Node) -> str:

@@ -23,6 +23,7 @@ from evenkeel.domain.policy_section import LARGEST, LONGEST_SECONDS, ModeRule, S
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.values import NOT_A_NUMBER, Instant, Line, Value, Word, booleans_for_numbers
+from evenkeel.domain.wrong_fields import requirement
 
 
 class Policy(Section):
@@ -251,9 +252,11 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     try:
         return Policy.model_validate(_merge(base.to_json(), changes))
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        faults = error.errors(include_url=False, include_input=False)
         raise PolicyError(
-            "; ".join(f"{_field_prefix(fault['loc'])}{_error_text(fault)}" for fault in faults[:_MAX_ERRORS_SHOWN])
+            "; ".join(
+                f"{_field_prefix(fault['loc'])}{requirement(fault, Policy)}" for fault in faults[:_MAX_ERRORS_SHOWN]
+            )
         ) from error
 
 
@@ -269,9 +272,3 @@ def _merge(base: Any, changes: Any) -> Any:
 
 def _field_prefix(parts: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, parts))}: " if parts else ""
-
-
-def _error_text(fault: Mapping[str, Any]) -> str:
-    if fault["type"] == "extra_forbidden":
-        return "there is no such field"
-    return str(fault["msg"]).removeprefix("Value error, ")

@@ -1,12 +1,14 @@
 """Describe the wrong fields of a document in plain words, without names of Python classes and validators."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from evenkeel.domain.name_suggestions import similar_names
 from evenkeel.domain.plurals import count_of
+from evenkeel.domain.values import alternatives
 
 _MAX_SHOWN = 40
 """Maximum characters of a wrong value in a message."""
@@ -87,34 +89,70 @@ _ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
 """How pydantic writes a member of an enum. A message shows only the value of the member."""
 
 
-def _message(fault: Any) -> str:
+def requirement(fault: Any, model: type[BaseModel] | None = None) -> str:
+    """Return what a fault of pydantic demands of its field, as the rest of a sentence, without the wrong value.
+
+    Args:
+        fault: An error of a `ValidationError`, with its context.
+        model: The model of the whole document. With it, the text for an unknown field names similar fields.
+    """
     kind, context = fault["type"], fault.get("ctx", {})
     match kind:
         case "missing" | "union_tag_not_found":
             return "is required"
         case "extra_forbidden":
-            return "is not a known field"
+            *path, name = fault["loc"]
+            nearest_names = similar_names(str(name), _field_names(model, path)) if model else ""
+            return f"is not a known field; did you mean {nearest_names}?" if nearest_names else "is not a known field"
         case "value_error" | "assertion_error":
             return str(context.get("error", fault["msg"]))
         case "literal_error" | "enum":
             expected_values = _ENUM_MEMBER.sub(r"\1", context["expected"])
-            return f"must be {expected_values}, not {_shown(fault['input'])}"
+            return f"must be {expected_values}"
         case "union_tag_invalid":
-            return f"must be one of {context['expected_tags']}, not {_shown(context['tag'])}"
+            return f"must be one of {context['expected_tags']}"
+        case "string_pattern_mismatch":
+            return f"must match the pattern {context['pattern']}"
+        case "finite_number":
+            return "must be a finite number"
         case _ if kind in _LIMITS:
             words, name = _LIMITS[kind]
             limit = context[name]
             text = f"{limit:.15g}" if isinstance(limit, float) else limit
-            return f"must be {words} {text}, not {_shown(fault['input'])}"
+            return f"must be {words} {text}"
     if kind in _SIZES:
         words, name, unit = _SIZES[kind]
         return f"must have {words} {count_of(context[name], unit)}"
-    if kind == "finite_number":
-        return f"must be a finite number, not {_shown(fault['input'])}"
     expected_kind = _EXPECTED.get(kind.partition("_")[0])
     if expected_kind and kind.rpartition("_")[2] in ("type", "parsing", "float", "size"):
-        return f"must be {expected_kind}, not {_shown(fault['input'])}"
+        return f"must be {expected_kind}"
     return str(fault["msg"])
+
+
+def _field_names(model: type[BaseModel], path: Iterable[int | str]) -> tuple[str, ...]:
+    """Return the field names of the model at a path in a document."""
+    for part in path:
+        # An index of a list or a key of a map is not a field. All objects inside have the same type.
+        field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
+        model = next(_models_in(field.annotation), model) if field else model
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    for part in alternatives(kind):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            yield part
+        for inner in get_args(part):
+            yield from _models_in(inner)
+
+
+def _message(fault: Any) -> str:
+    """Return the requirement with the wrong value, unless the value is an own message's, or too long to show."""
+    text = requirement(fault)
+    if fault["type"] in ("value_error", "assertion_error") or not text.startswith("must be "):
+        return text
+    wrong_value = fault["ctx"]["tag"] if fault["type"] == "union_tag_invalid" else fault["input"]
+    return f"{text}, not {_shown(wrong_value)}"
 
 
 def _together(messages: Sequence[str]) -> str:

@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
@@ -15,9 +15,9 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.name_suggestions import similar_names
 from evenkeel.domain.quotas.teams import identity_of
-from evenkeel.domain.values import NOT_A_NUMBER, alternatives, booleans_for_numbers
+from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
+from evenkeel.domain.wrong_fields import requirement
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -471,50 +471,9 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     return text or "body"
 
 
-_TYPE_MESSAGES = {
-    "tuple_type": "must be a list",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "string_type": "must be a string",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-}
-"""Message by the type of pydantic's error. Pydantic's own messages name Python's types."""
-
-
 def _field_message(fault: Any, model: type[BaseModel]) -> str:
-    if fault["type"] == "extra_forbidden":
-        *path, name = fault["loc"]
-        nearest_names = similar_names(str(name), _field_names(model, path))
-        return f"is not a known field; did you mean {nearest_names}?" if nearest_names else "is not a known field"
-    if fault["type"] in _TYPE_MESSAGES:
-        return _TYPE_MESSAGES[fault["type"]]
-    text = str(fault["msg"]).removeprefix("Value error, ").replace("Field required", "is required")
+    text = requirement(fault, model)
     return text[:1].lower() + text[1:]
-
-
-def _field_names(model: type[BaseModel], path: Iterable[int | str]) -> tuple[str, ...]:
-    """Return the field names of the model at a path in a document."""
-    for part in path:
-        # An index of a list or a key of a map is not a field. All objects inside have the same type.
-        field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
-        model = next(_models_in(field.annotation), model) if field else model
-    return tuple(field.alias or name for name, field in model.model_fields.items())
-
-
-def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    for part in alternatives(kind):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            yield part
-        for inner in get_args(part):
-            yield from _models_in(inner)
 
 
 def _json_reply(

@@ -103,7 +103,7 @@ def test_idempotency_key_of_another_policy_change_is_refused(gateway_with_policy
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
+        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: is not a known field"),
         ({"faults": {"xid:9999": {}}}, "there is no fault 'xid:9999'"),
     ],
 )
@@ -506,7 +506,7 @@ def test_unreadable_policy_change_is_shown_beside_the_policy_in_force(gateway_wi
     assert (document_before["refused"], document_before["inForce"]) == (None, 2)
     assert document_after["inForce"] == 2
     assert "change 3 by" in document_after["refused"]
-    assert "repair.noLonger: there is no such field" in document_after["refused"]
+    assert "repair.noLonger: is not a known field" in document_after["refused"]
     assert document_after["policy"]["repair"]["maxAttempts"] == 1
 
 
@@ -617,7 +617,7 @@ def test_overview_names_a_refused_policy_change(gateway_with_policy: Gateway) ->
     assert document["health"] == "CRITICAL"
     (reason,) = [text for text in document["reasons"] if "policy" in text]
     assert reason.startswith("change 1 of the policy is in force, not the last change: change 2 by ")
-    assert reason.endswith("repair.noLonger: there is no such field")
+    assert reason.endswith("repair.noLonger: is not a known field")
 
 
 def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:

@@ -48,7 +48,7 @@ def test_audit_lists_actions_newest_first_in_every_output_format(cli: CliFixture
 
     assert [line.split()[-1] for line in table[1:]] == ["(ana)", "work"]
     assert [row["kind"] for row in rows] == [item["kind"] for item in document["items"]] == ["released", "held"]
-    assert cli.run("audit", "ls", "--by", "bo").err == "No person changed the fleet since 2026-10-04T10:15:02Z.\n"
+    assert cli.run("audit", "ls", "--by", "bo").err == "bo did not change the fleet since 2026-10-04T10:15:02Z.\n"
     assert cli.run("audit", "ls", "--since", "ever").exit_code == 2
 
 

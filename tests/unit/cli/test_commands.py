@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -390,15 +391,64 @@ def test_decisions_of_the_fleet_name_their_subject(cli: CliFixture) -> None:
     words = ("ABOUT", "inc-0000000001", "job-0000000001", instance_id(1))
     assert [f" {word} " in drawn.out for word in words] == [True] * 4
     assert max(map(len, drawn.out.splitlines())) <= 80
-    assert "No decision matches." in none.err + none.out
+    assert "No decision of kind RESIZE is recorded." in none.err + none.out
 
 
-def test_cancel_of_an_ended_job_exits_5(cli: CliFixture) -> None:
-    store(cli.gateway.fakes.ledger, a_job(1, state="FAILED"))
+@pytest.mark.parametrize("verb", ["cancel", "suspend", "resume"])
+def test_change_of_an_ended_job_exits_5(cli: CliFixture, verb: str) -> None:
+    store(cli.gateway.fakes.ledger, a_job(1, state="FAILED", reason="Rank 3 exited with code 1."))
 
-    result = cli.run("jobs", "cancel", "llama-1", "--yes")
+    result = cli.run("jobs", verb, "llama-1", *(["--yes"] if verb != "resume" else []))
 
-    assert (result.exit_code, "[JOB_ENDED]" in result.err) == (5, True)
+    expected = "✖ job-0000000001 has ended (failed): Rank 3 exited with code 1. [JOB_ENDED]"
+    assert (result.exit_code, result.err.splitlines()[0]) == (5, expected)
+
+
+def test_refused_option_is_named_as_typed(cli: CliFixture) -> None:
+    result = cli.run("automation", "hold", "--yes", "--reason", "x" * 301)
+
+    expected = "✖ --reason: must have at most 300 characters [VALIDATION_FAILED]\n  Correct this, then run it again.\n"
+    assert (result.exit_code, result.err) == (2, expected)
+
+
+@pytest.mark.parametrize("duration", ["0s", "8d"])
+def test_hold_of_impossible_length_names_the_option(cli: CliFixture, duration: str) -> None:
+    result = cli.run("automation", "hold", "--yes", "--reason", "x", "--for", duration)
+
+    assert (result.exit_code, result.err) == (2, f"✖ --for {duration}: a hold lasts 1s to 7d. [USAGE]\n")
+
+
+def test_declined_question_says_that_nothing_changed(cli: CliFixture) -> None:
+    result = cli.run("automation", "hold", "--reason", "x", terminal=True, answer="n")
+
+    assert (result.exit_code, result.err.endswith("Nothing was changed.\n")) == (130, True)
+
+
+def test_word_taken_for_the_command_is_named(cli: CliFixture) -> None:
+    result = cli.run("jobs", "submit", "job.txt")
+
+    assert result.exit_code == 2
+    assert "job.txt was read as the command of the job. Job files end in .yaml, .yml or .json." in result.err
+
+
+def test_empty_job_file_argument_is_refused(cli: CliFixture) -> None:
+    assert cli.run("jobs", "submit", "").err == "✖ The job file argument is empty. [USAGE]\n"
+
+
+def test_ctrl_c_while_modules_load_shows_no_traceback() -> None:
+    program = """
+import os, signal, sys
+class CtrlC:
+    def find_spec(name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, CtrlC)
+from evenkeel_cli.__main__ import main
+main()
+"""
+    completed = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=30)
+
+    assert (completed.returncode, completed.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(
@@ -506,7 +556,7 @@ def test_refused_filter_of_list_names_its_option(cli: CliFixture, noun: str) -> 
     result = cli.run(noun, "ls", "--state", "asleep")
 
     assert (result.exit_code, result.out) == (2, "")
-    assert result.err.startswith("✖ --state: input should be 'PENDING', " if noun == "jobs" else "✖ --state: ")
+    assert result.err.startswith("✖ --state: must be 'PENDING', " if noun == "jobs" else "✖ --state: ")
     assert result.err.splitlines()[-1] == "  Correct this option."
 
 
@@ -703,7 +753,21 @@ def test_why_of_a_node_names_the_controller_that_repairs_it(cli: CliFixture) -> 
 def test_why_of_an_unknown_name_is_refused(cli: CliFixture) -> None:
     result = cli.run("why", "nope")
 
-    assert (result.exit_code, "There is no job 'nope'. [NOT_FOUND]" in result.err) == (4, True)
+    assert (result.exit_code, "There is no job, incident, node or decision 'nope'." in result.err) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["incidents", "show", "job-0000000001"], "job-0000000001 names a job, but this command takes an incident."),
+        (["jobs", "show", "inc-0000000001"], "inc-0000000001 names an incident, but this command takes a job."),
+        (["nodes", "show", "dec-0000000001"], "dec-0000000001 names a decision, but this command takes a node."),
+    ],
+)
+def test_id_of_another_kind_is_refused(cli: CliFixture, words: list[str], expected: str) -> None:
+    result = cli.run(*words)
+
+    assert (result.exit_code, result.err) == (2, f"✖ {expected} [USAGE]\n  evenkeel why {words[-1]}\n")
 
 
 def store_jobs_of_one_name(cli: CliFixture, *states: str) -> None:
@@ -1125,10 +1189,12 @@ def test_fault_is_injected_into_the_current_attempt(cli: CliFixture) -> None:
     jobs_answer = cli.gateway.get("/v1/jobs")
     cli.next_answers = [jobs_answer, job_answer, ApiResponse(201, {}, json.dumps(injection_answer))]
 
-    result = cli.run("drill", "inject", "gpu-xid79", "--job", "llama-1")
+    result = cli.run("drill", "inject", "gpu-xid79", "--job", "llama-1", "--set", "code=48", "--set", "zone=a")
 
     assert result.out.splitlines()[0] == "▲ gpu-xid79 on hyperpod-i-1 (fault-1)"
     assert cli.requests[-1][1] == "/control/faults"
+    job = f"{job_answer.document['namespace']}/job-0000000001-a{job_answer.document['currentAttempt']}"
+    assert json.loads(cli.bodies[-1]) == {"fault": "gpu-xid79", "job": job, "code": 48, "zone": "a"}
 
 
 @pytest.mark.parametrize("words", ["", "--help", "jobs", *(f"{noun} --help" for noun in NOUNS)])

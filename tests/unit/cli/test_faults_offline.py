@@ -141,11 +141,11 @@ def test_valid_policy_is_shown_with_its_changes(cli: CliFixture) -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
+        ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: is not a known field"),
         ({"repair": {"maxAttempts": "many"}}, "repair.maxAttempts: "),
         ({"faults": {"xid:9999": {"severity": "info"}}}, "faults: there is no fault 'xid:9999'; did you mean "),
         ({"faults": {"xid:79": {"ladder": ["explode"]}}}, "faults.xid:79.ladder.0: "),
-        ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: there is no such field"),
+        ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: is not a known field"),
         ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: must not be none"),
         ("{", "is not valid YAML or JSON"),
         ("[]", "must hold one object"),

@@ -38,7 +38,7 @@ def test_invalid_policy_file_exits_2_with_the_reason(policy_cli: CliFixture) -> 
     refusal = policy_cli.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
 
     assert refusal.exit_code == 2
-    assert "repair.maxAtempts: there is no such field" in refusal.err
+    assert "repair.maxAtempts: is not a known field" in refusal.err
 
 
 def test_policy_for_an_older_version_is_a_conflict(policy_cli: CliFixture) -> None:

@@ -210,7 +210,7 @@ def test_job_plan_is_shown_without_submitting_the_job(cli: CliFixture) -> None:
     assert result.out.startswith("● would start, team default, position 1 in its queue\n")
     assert "● p5-workers  committed" in result.out
     assert "p5-workers is already paid for and has free nodes." in result.out
-    assert (impossible_plan.exit_code, "gpusPerNode: The job can never start" in impossible_plan.err) == (2, True)
+    assert (impossible_plan.exit_code, "--gpus-per-node: The job can never start" in impossible_plan.err) == (2, True)
     assert json.loads(cli.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 

@@ -79,3 +79,19 @@ def test_aliases_that_expand_too_far_are_refused(tmp_path: Path) -> None:
 def test_value_that_does_not_fit_its_tag_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(CommandFailed, match="not valid YAML or JSON"):
         yaml_files.load_all(write(tmp_path, text))
+
+
+def test_syntax_error_names_its_line_once(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as refusal:
+        yaml_files.load_all(write(tmp_path, "name: a\nnodes: [1\n"))
+
+    assert str(refusal.value).endswith(
+        "file is not valid YAML or JSON: line 3, column 1: did not find expected ',' or ']'"
+    )
+
+
+def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xff\xfe")
+
+    with pytest.raises(CommandFailed, match=r"file is not text in UTF-8\.$"):
+        yaml_files.load_all(tmp_path / "file")

@@ -203,11 +203,11 @@ def test_added_instance_type_is_found_with_and_without_ml_prefix() -> None:
     ("types", "message"),
     [
         ({"p9": NEW}, "instanceTypes.p9"),
-        ({"p9.96xlarge": {**NEW, "gpus": -1}}, "instanceTypes.p9.96xlarge.gpus: .*greater than or equal to 0"),
+        ({"p9.96xlarge": {**NEW, "gpus": -1}}, "instanceTypes.p9.96xlarge.gpus: .*must be at least 0"),
         ({"p9.96xlarge": {**NEW, "neuron": 2}}, "state either gpus or neuron"),
         ({"p9.96xlarge": {**NEW, "gpus": 0}}, "describe accelerators: state gpus or neuron"),
         ({"p9.96xlarge": {**NEW, "architecture": "x86"}}, "architecture must be amd64 or arm64"),
-        ({"p9.96xlarge": {**NEW, "gpu": 8}}, "there is no such field"),
+        ({"p9.96xlarge": {**NEW, "gpu": 8}}, "is not a known field"),
         ({"p9.96xlarge": {"gpus": 8}}, "vcpu"),
     ],
 )

@@ -56,5 +56,5 @@ def test_every_policy_section_refuses_unknown_fields() -> None:
         changes: dict[str, Any] = {"noSuchField": 1}
         for name in reversed(path):
             changes = {name: changes}
-        with pytest.raises(PolicyError, match=r"noSuchField: there is no such field"):
+        with pytest.raises(PolicyError, match=r"noSuchField: is not a known field"):
             changed(POLICY, changes)

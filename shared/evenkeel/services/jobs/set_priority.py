@@ -47,7 +47,7 @@ def run(request: SetPriorityRequest, context: Context) -> Job:
     job = rows.decode(row, Job)
     check_role.to_change(request.requester, job, setup)
     if job.state.has_ended or job.state is JobState.STOPPING:
-        raise JobEnded(job.reason or f"{job.job_id} has ended.")
+        raise JobEnded(job)
     spec = job.spec.replace(priority_class=request.priority_class)
     faults = (
         *check_spec(spec),

@@ -32,6 +32,10 @@ class JobEnded(Refused):
 
     code = "JOB_ENDED"
 
+    def __init__(self, job: Job) -> None:
+        state_text = f"has ended ({job.state.lower()})" if job.state.has_ended else "is being cancelled"
+        super().__init__(f"{job.job_id} {state_text}: {job.reason}" if job.reason else f"{job.job_id} {state_text}.")
+
 
 def suspend(request: JobChangeRequest, context: Context) -> Job:
     """Suspend a job: at once while it is pending, else after its attempt has stopped.
@@ -112,7 +116,7 @@ def _commit_change(request: JobChangeRequest, kind: str, change: Callable[[Job],
         job = rows.decode(row, Job)
         check_role.to_change(request.requester, job, setup)
         if job.state.has_ended or job.state is JobState.STOPPING:
-            raise JobEnded(job.reason or f"{job.job_id} has ended.")
+            raise JobEnded(job)
         changed_job = change(job)
         if changed_job is None:
             return job, False

@@ -72,7 +72,7 @@ def _changed_job(request: PlanJobChangeRequest, version: int, context: Context) 
         case JobChange.CANCEL:
             result = cancel_job.run(cancel_job.CancelJobRequest(job_id=job_id, requester=requester), dry_run)
             if result.outcome is cancel_job.CancelOutcome.ALREADY_ENDED:
-                raise suspend_job.JobEnded(result.job.reason or f"{job_id} has ended.")
+                raise suspend_job.JobEnded(result.job)
             return result.job
         case JobChange.SUSPEND:
             return suspend_job.suspend(suspend_job.JobChangeRequest(job_id=job_id, requester=requester), dry_run)
