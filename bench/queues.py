@@ -1,6 +1,7 @@
 """`python -m bench.queues`: the queue scheduler in virtual time: decisions per second and waiting times.
 
     nominations   jobs wait in the queues of 100 teams: decisions per second, each with its whole record
+    lengths       the same with the shortest and the longest queues alternately: how much more a decision costs
     generators    the workloads of Kueue's own benchmark: makespan against the bound set by capacity
     philly        a trace of a real cluster: waits by team, with and without sharing
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.cpu_usage import Usage
-from bench.figures import quantile
+from bench.figures import quantile, ratio
 from bench.origin import describe_origin, write_figures
 from bench.scale.client_costs import REFERENCE_SECONDS, reference_loop
 from evenkeel.domain.kueue.cycle_decisions import CycleDecision, Result
@@ -51,9 +52,16 @@ _BOTH: Final = PreemptionRules(PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy
 
 # ---------------------------------------------------------------- nominations
 
+LANES: Final = ("nominations", "lengths", "generators", "philly")
 TEAMS: Final = 100
+SHORTEST: Final = 1_000
+"""Smallest number of queued jobs."""
 COLD: Final = 500
 COHORTS: Final = 10
+_DECISIONS_PER_ROUND: Final = 300
+"""Of each of two lengths that are compared. The speed of the machine hardly changes within a round."""
+_UNCOUNTED_ROUNDS: Final = 5
+"""Rounds in which the fleet fills."""
 
 
 @dataclass
@@ -108,57 +116,105 @@ def build_fleet(*, fair: bool) -> Scheduler:
     return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], SchedulerRules(fair_sharing=fair))
 
 
-def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
-    """Measure decisions on the queue heads, while jobs end. A new job replaces each admitted one.
+class NominationRun:
+    """Decisions on the heads of full queues, while jobs end. A new job replaces each admitted one.
 
-    So the queues keep their length, and all sizes get the same mix of decisions. Submissions are measured separately.
+    So the queues keep their length, and all sizes get the same mix of decisions.
     """
-    rng = random.Random(queued)
-    scheduler, speed = build_fleet(fair=fair), QueueThroughput(queued, fair)
-    jobs = [_waiting_job(number, rng) for number in range(queued)]
-    gc.collect()
-    began = time.process_time()
-    for job in jobs:
-        scheduler.submit(job)
-    speed.submitted_per_second = queued / (time.process_time() - began)
-    del jobs
-    wiring.collect_less_garbage()  # as a function does; a million waiting jobs are no garbage
-    speed.loop_seconds = reference_loop()
-    running: list[str] = []
-    now, submitted = 0.0, queued
-    began = time.process_time()
-    while speed.nominations < wanted:
-        now += 1.0
-        decisions = scheduler.cycle(now)
-        if not decisions and not running:
-            break
-        speed.nominations += len(decisions)
-        if not speed.cold_seconds and speed.nominations >= COLD:
-            speed.cold_nominations, speed.cold_seconds = speed.nominations, time.process_time() - began
-            speed.nominations, speed.admissions, began = 0, 0, time.process_time()
-        admitted = 0
+
+    def __init__(self, queued: int, *, fair: bool) -> None:
+        """Fill the queues."""
+        self._rng = random.Random(queued)
+        self.scheduler = build_fleet(fair=fair)
+        self._running: list[str] = []
+        self._submitted, self._now = queued, 0.0
+        self.nominations = self.admissions = 0
+        self.seconds = 0.0
+        """Processor seconds of the decisions, without the submissions that replace admitted jobs."""
+        jobs = [_waiting_job(number, self._rng) for number in range(queued)]
+        gc.collect()
+        began = time.process_time()
+        for job in jobs:
+            self.scheduler.submit(job)
+        self.submit_seconds = time.process_time() - began
+
+    def decide(self, wanted: int) -> None:
+        """Decide until this many more heads have a decision."""
+        goal = self.nominations + wanted
+        while self.nominations < goal:
+            began = time.process_time()
+            admitted = self._decide_once()
+            self.seconds += time.process_time() - began
+            for number in range(self._submitted, self._submitted + admitted):
+                self.scheduler.submit(_waiting_job(number, self._rng))
+            self._submitted += admitted
+
+    def start_again(self) -> None:
+        """Count from here."""
+        self.nominations, self.admissions, self.seconds = 0, 0, 0.0
+
+    def _decide_once(self) -> int:
+        """Run a Kueue cycle, and end some running jobs; return how many jobs it admitted."""
+        self._now += 1.0
+        decisions, running, admitted = self.scheduler.cycle(self._now), self._running, 0
+        self.nominations += len(decisions)
         for decision in decisions:
             if decision.result is Result.ADMITTED:
                 admitted += 1
                 running.append(decision.workload.workload_id)
             for victim in decision.victims:
-                scheduler.requeue_evicted(victim.workload_id)
-        speed.admissions += admitted
+                self.scheduler.requeue_evicted(victim.workload_id)
+        self.admissions += admitted
         for _ in range(min(20, len(running))):
-            index = rng.randrange(len(running))
+            index = self._rng.randrange(len(running))
             running[index], running[-1] = running[-1], running[index]
-            scheduler.release(running.pop())
-        paused = time.process_time()
-        for number in range(submitted, submitted + admitted):
-            scheduler.submit(_waiting_job(number, rng))
-        submitted += admitted
-        began += time.process_time() - paused
-    speed.seconds = time.process_time() - began
+            self.scheduler.release(running.pop())
+        return admitted
+
+
+def measure_nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
+    """Measure decisions with one number of queued jobs, and the submissions separately."""
+    run, speed = NominationRun(queued, fair=fair), QueueThroughput(queued, fair)
+    speed.submitted_per_second = queued / run.submit_seconds
+    wiring.collect_less_garbage()  # as a function does; a million waiting jobs are no garbage
+    speed.loop_seconds = reference_loop()
+    run.decide(COLD)
+    speed.cold_nominations, speed.cold_seconds = run.nominations, run.seconds
+    run.start_again()
+    run.decide(wanted - COLD)
+    speed.nominations, speed.admissions, speed.seconds = run.nominations, run.admissions, run.seconds
     speed.loop_seconds = min(speed.loop_seconds, reference_loop())
-    parked = (len(queue.by_state()[1]) - len(queue.parked_shapes) for queue in scheduler.pending.values())
+    parked = (len(queue.by_state()[1]) - len(queue.parked_shapes) for queue in run.scheduler.pending.values())
     speed.shape_parked = sum(max(0, count) for count in parked)
     gc.unfreeze()
     return speed
+
+
+def compare_lengths(short: int, long: int, rounds: int, *, fair: bool) -> dict[str, Any]:
+    """Measure alternately on short and on long queues: the speed of the machine affects both alike."""
+    runs = {queued: NominationRun(queued, fair=fair) for queued in (short, long)}
+    wiring.collect_less_garbage()
+    seconds: dict[int, list[float]] = {short: [], long: []}
+    for number in range(rounds + _UNCOUNTED_ROUNDS):
+        for queued in (short, long) if number % 2 else (long, short):
+            run = runs[queued]
+            run.start_again()
+            run.decide(_DECISIONS_PER_ROUND)
+            if number >= _UNCOUNTED_ROUNDS:
+                seconds[queued].append(run.seconds / run.nominations)
+    gc.unfreeze()
+    compared = ratio(seconds[long], seconds[short])
+    return {
+        "fairSharing": fair,
+        "short": short,
+        "long": long,
+        "rounds": rounds,
+        "decisionsPerRound": _DECISIONS_PER_ROUND,
+        "ratio": round(compared.p50, 2),
+        "low": round(compared.p50_low, 2),
+        "high": round(compared.p50_high, 2),
+        "p99": round(compared.p99, 2),
+    }
 
 
 def _waiting_job(number: int, rng: random.Random) -> Workload:
@@ -347,16 +403,19 @@ def build_philly_trace(
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; write the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.queues", description="The queue scheduler in virtual time.")
-    parser.add_argument("lanes", nargs="*", choices=["nominations", "generators", "philly"], default=[])
+    parser.add_argument("lanes", nargs="*", choices=LANES, default=[])
     parser.add_argument("--most", type=int, default=1_000_000, help="largest number of queued jobs")
     parser.add_argument("--decisions", type=int, default=20_000, help="decisions per number of queued jobs")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each nominations lane; the best counts")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of the lane lengths")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     arguments = parser.parse_args(words)
-    lanes = arguments.lanes or ["nominations", "generators", "philly"]
+    lanes = arguments.lanes or LANES
     before, document = Usage.now(), describe_origin("bench.queues", words, [1])
     if "nominations" in lanes:
         document["nominations"] = _print_nominations(arguments.most, arguments.decisions, arguments.repeats)
+    if "lengths" in lanes:
+        document["lengths"] = _print_lengths(arguments.most, arguments.rounds)
     if "generators" in lanes:
         document["generators"] = _print_generators()
     if "philly" in lanes:
@@ -390,6 +449,20 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
                 f"{document['admissionsPerSecond']:>14}{document['submittedPerSecond']:>11}{document['shapeParked']:>14}",
                 flush=True,
             )
+    return documents
+
+
+def _print_lengths(most: int, rounds: int) -> list[dict[str, Any]]:
+    print(f"\nLENGTHS, cost of a decision with {most:,} queued jobs over its cost with {SHORTEST:,}\n")
+    documents = []
+    for fair in (False, True):
+        document = compare_lengths(SHORTEST, most, rounds, fair=fair)
+        documents.append(document)
+        print(
+            f"  {'fair' if fair else 'classical':<9}  {document['ratio']:.2f}"
+            f" (95 %: {document['low']:.2f} to {document['high']:.2f})   p99 {document['p99']:.2f}",
+            flush=True,
+        )
     return documents
 
 
