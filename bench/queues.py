@@ -59,7 +59,7 @@ SHORTEST: Final = 1_000
 COLD: Final = 500
 COHORTS: Final = 10
 _DECISIONS_PER_ROUND: Final = 300
-"""Of each of two lengths that are compared. The speed of the machine hardly changes within a round."""
+"""Decisions of one length in a round of the lane lengths. The speed of the machine hardly changes within a round."""
 _UNCOUNTED_ROUNDS: Final = 5
 """Rounds in which the fleet fills."""
 

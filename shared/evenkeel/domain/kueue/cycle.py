@@ -17,7 +17,7 @@ from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecisio
 from evenkeel.domain.kueue.nomination import Nomination, Nominator
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, QueueingStrategy
 from evenkeel.domain.kueue.pending_queue import PendingWorkload
-from evenkeel.domain.kueue.preemption import Victim
+from evenkeel.domain.kueue.preemption import CandidateLists, Victim
 from evenkeel.domain.kueue.snapshot import Snapshot
 from evenkeel.domain.kueue.topology_state import DomainUse, domain_use
 
@@ -59,11 +59,13 @@ class _TakenQuota(NamedTuple):
 class KueueCycle:
     """A Kueue cycle over a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, number: int, node_fit: NodeFit | None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, number: int, node_fit: NodeFit | None, candidate_lists: CandidateLists
+    ) -> None:
         self._snapshot = snapshot
         self._number = number
         self._node_fit = node_fit
-        self._nominator = Nominator(snapshot, number)
+        self._nominator = Nominator(snapshot, number, candidate_lists)
         self._taken: list[_TakenQuota] = []
         self._preempted: dict[QuotaNode, dict[str, Admitted]] = {}
         """Victims by tree. Victims of another tree free no quota for a head."""

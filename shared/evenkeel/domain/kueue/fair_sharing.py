@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from evenkeel.domain.kueue.capacity import QuotaNode
@@ -302,18 +301,9 @@ class _LazyCandidates(CandidatesByQueue):
         self._policies[own.name] = policies.within
         self._may_protect = snapshot.may_protect_from(demand.workload)
 
-    @cached_property
-    def _median_risk(self) -> float | None:
-        candidates: list[Admitted] = []
-        for name, policy in self._policies.items():
-            candidates += self._lists.of(name, self._demand, policy, may_protect=self._may_protect)
-        return compute_median_risk(candidates, self._snapshot)
-
     def __missing__(self, name: str) -> list[Admitted]:
         policy = self._policies.get(name, PreemptionPolicy.NEVER)
-        candidates = self._lists.in_order(
-            name, self._demand, policy, lambda: self._median_risk, may_protect=self._may_protect
-        )
+        candidates = self._lists.in_order(name, self._demand, policy, self._policies, may_protect=self._may_protect)
         own_list = self[name] = candidates.copy()
         return own_list
 

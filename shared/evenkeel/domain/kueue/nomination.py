@@ -42,19 +42,20 @@ class KnownNominations:
 class Nominator:
     """Finds flavors and victims in one snapshot."""
 
-    def __init__(self, snapshot: Snapshot, cycle: int) -> None:
+    def __init__(self, snapshot: Snapshot, cycle: int, candidate_lists: CandidateLists) -> None:
         """Prepare.
 
         Args:
             snapshot: The state that is read. It is unchanged after each call.
             cycle: Number of the Kueue cycle.
+            candidate_lists: The candidates in this state.
         """
         self._snapshot = snapshot
         self._cycle = cycle
         self._victims: dict[tuple[object, ...], list[Victim]] = {}
         """(amounts, keys that need preemption, domains) → victims for the present workload. Simulation and nomination
         often ask the same."""
-        self._candidate_lists = CandidateLists(snapshot)
+        self._candidate_lists = candidate_lists
 
     def nominate(
         self, workload: Workload, flavor_cursor: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None

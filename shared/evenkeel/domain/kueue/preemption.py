@@ -203,8 +203,8 @@ def _preemptable(
 class CandidateLists:
     """Candidates of each queue, shared by all searches in one snapshot.
 
-    All heads of a cycle are nominated in the same snapshot. A search removes workloads only from queues whose
-    candidates it has already read, and adds them again when it ends.
+    All heads of a cycle are nominated in the same state, and often those of the next cycle too. A search removes
+    workloads only from queues whose candidates it has already read, and adds them again when it ends.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -218,6 +218,8 @@ class CandidateLists:
         self._sorted: dict[tuple[str, frozenset[Key], float | None], list[Admitted]] = {}
         self._borrowers: dict[tuple[QuotaNode, frozenset[Key]], tuple[QuotaNode, ...]] = {}
         self._need_median: dict[tuple[str, frozenset[Key]], bool] = {}
+        self._medians: dict[tuple[str, int, frozenset[Key], str], float | None] = {}
+        """Queue, priority and keys of a demand, and its workload if the median depends on it → the median risk."""
         self._any_median = 0.0 if snapshot.rules.spares_work else None
         """Used if every median gives the same order."""
 
@@ -229,34 +231,56 @@ class CandidateLists:
             self._borrowers[root, keys] = borrowers
         return borrowers
 
-    def of(self, name: str, demand: QuotaDemand, policy: PreemptionPolicy, *, may_protect: bool) -> list[Admitted]:
-        """Return the workloads of a queue that may be preempted for a demand, in no order."""
-        if policy is PreemptionPolicy.NEVER:
-            return []
-        users = self._users_of(name, demand.keys_needing_preemption)
-        return _preemptable(users, demand, policy, self._snapshot, may_protect=may_protect)
-
     def in_order(
         self,
         name: str,
         demand: QuotaDemand,
         policy: PreemptionPolicy,
-        median_risk: Callable[[], float | None],
+        all_policies: Mapping[str, PreemptionPolicy],
         *,
         may_protect: bool,
     ) -> list[Admitted]:
-        """Return the workloads of a queue that may be preempted for a demand, in the order of preemption."""
+        """Return the workloads of a queue that may be preempted for a demand, in the order of preemption.
+
+        Args:
+            name: The queue.
+            demand: The demand.
+            policy: The policy for this queue.
+            all_policies: The policy for each queue that has candidates.
+            may_protect: Whether Evenkeel's own switches may protect a workload from the demand.
+        """
         if policy is PreemptionPolicy.NEVER:
             return []
-        users = self._users_of(name, demand.keys_needing_preemption)
-        median = median_risk() if self._needs_median(name, demand.keys_needing_preemption) else self._any_median
-        list_key = (name, demand.keys_needing_preemption, median)
+        keys, median = demand.keys_needing_preemption, self._any_median
+        if self._needs_median(name, keys):
+            median = self._median_risk(demand, all_policies, may_protect=may_protect)
+        list_key = (name, keys, median)
         candidates = self._sorted.get(list_key)
         if candidates is None:
             # Within one queue, the order does not depend on the preemptor.
-            candidates = sorted(users, key=candidate_order(name, self._snapshot, median))
+            candidates = sorted(self._users_of(name, keys), key=candidate_order(name, self._snapshot, median))
             self._sorted[list_key] = candidates
         return _preemptable(candidates, demand, policy, self._snapshot, may_protect=may_protect)
+
+    def _median_risk(
+        self, demand: QuotaDemand, policies: Mapping[str, PreemptionPolicy], *, may_protect: bool
+    ) -> float | None:
+        """Return the median risk of all workloads that may be preempted for a demand."""
+        workload, keys = demand.workload, demand.keys_needing_preemption
+        depends_on_workload = (
+            may_protect
+            or demand.replaced
+            or PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY in policies.values()  # compares the time in the queue
+        )
+        median_key = (workload.queue, workload.priority, keys, workload.workload_id if depends_on_workload else "")
+        if median_key not in self._medians:
+            candidates: list[Admitted] = []
+            for name, policy in policies.items():
+                if policy is not PreemptionPolicy.NEVER:
+                    users = self._users_of(name, keys)
+                    candidates += _preemptable(users, demand, policy, self._snapshot, may_protect=may_protect)
+            self._medians[median_key] = compute_median_risk(candidates, self._snapshot)
+        return self._medians[median_key]
 
     def _needs_median(self, name: str, keys: frozenset[Key]) -> bool:
         """Whether the median risk decides about the order of a queue: some risks are known, and others are not."""

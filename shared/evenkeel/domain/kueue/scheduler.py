@@ -1,15 +1,16 @@
 """The scheduler: queues, their pending workloads, and the workloads that hold quota, over many Kueue cycles."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.cycle import Entry, KueueCycle
 from evenkeel.domain.kueue.cycle_decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
-from evenkeel.domain.kueue.nomination import KnownNominations, Nomination
+from evenkeel.domain.kueue.nomination import KnownNominations
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending_queue import PendingQueue, PendingWorkload, RequeueTrigger
+from evenkeel.domain.kueue.preemption import CandidateLists
 from evenkeel.domain.kueue.recent_use import DecayedUse
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 
@@ -39,6 +40,8 @@ class Scheduler:
         """
         self.rules = rules or SchedulerRules()
         self._known_nominations = known_nominations
+        self._latest_lists: tuple[Hashable, CandidateLists] | None = None
+        """The candidates of the last Kueue cycle, with its state."""
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
         declared = tuple(queues)
@@ -277,8 +280,11 @@ class Scheduler:
             node_fit: Checks nodes after quota. Without it, quota alone decides.
         """
         self.snapshot.now = now
-        cycle = KueueCycle(self.snapshot, self.cycles + 1, node_fit)
-        entries = cycle.nominate(self._heads(now), self._nominations_in_this_state())
+        state = self._state_of_nominations()
+        known_nominations = self._known_nominations
+        known = known_nominations.in_state((self.cycles, state)) if known_nominations and state is not None else {}
+        cycle = KueueCycle(self.snapshot, self.cycles + 1, node_fit, self._candidate_lists_in(state))
+        entries = cycle.nominate(self._heads(now), known)
         if not entries:
             return []  # does not count as a cycle: cursors of flavor scans expire by the number of cycles
         self.cycles += 1
@@ -286,21 +292,27 @@ class Scheduler:
         decisions = cycle.run(entries, earlier, preempted)
         return [self._apply(entries[decision.workload.queue], decision, now) for decision in decisions]
 
-    def _nominations_in_this_state(self) -> dict[str, tuple[PendingWorkload, Nomination]]:
-        """Return the known nominations in a state that equals this one in all that a nomination reads."""
+    def _candidate_lists_in(self, state: Hashable) -> CandidateLists:
+        """Return the lists of candidates in a state. Kueue cycles in equal states share them."""
+        if state is None or self._latest_lists is None or self._latest_lists[0] != state:
+            self._latest_lists = (state, CandidateLists(self.snapshot))
+        return self._latest_lists[1]
+
+    def _state_of_nominations(self) -> Hashable | None:
+        """Return all that a nomination reads, except the head and the number of the cycle; None if it is not compared.
+
+        A topology and recent use are states of their own.
+        """
         snapshot = self.snapshot
-        # A topology and recent use are states of their own.
         if self._known_nominations is None or snapshot.topology is not None or snapshot.recent_use:
-            return {}
+            return None
         quota_nodes = (*snapshot.tree.queues.values(), *snapshot.tree.cohorts.values())
         use = tuple(
             tuple((key, cell.use) for key, cell in quota_node.cells.items() if cell.use) for quota_node in quota_nodes
         )
         held = tuple(queue.held for queue in snapshot.queues.values())
         generations = tuple(queue.generation for queue in snapshot.queues.values())
-        evicted_at = frozenset(snapshot.evicted_at.items())
-        state = (self.cycles, snapshot.now, held, use, generations, evicted_at)
-        return self._known_nominations.in_state(state)
+        return (snapshot.now, held, use, generations, frozenset(snapshot.evicted_at.items()))
 
     def _heads(self, now: float) -> Iterator[PendingWorkload]:
         for name in self._active_queues:

@@ -17,6 +17,7 @@ from evenkeel.domain.kueue.fair_sharing import Contestant, Rank, Share, Tourname
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Key, Workload
+from evenkeel.domain.kueue.preemption import CandidateLists
 from evenkeel.domain.kueue.snapshot import Snapshot, using
 from tests.examples import examples
 from tests.unit.scheduling.queues.plain_flavors import plain_choose
@@ -93,10 +94,10 @@ def plain_rank(head: Contestant, through: QuotaNode) -> Rank:
 
 def without_caches(patch: pytest.MonkeyPatch) -> None:
     """Replace each shortcut of the engine by the plain computation."""
-    prepare: Callable[[Nominator, Snapshot, int], None] = Nominator.__init__
+    prepare: Callable[[Nominator, Snapshot, int, CandidateLists], None] = Nominator.__init__
 
-    def forget_victims(nominator: Nominator, snapshot: Snapshot, cycle: int) -> None:
-        prepare(nominator, snapshot, cycle)
+    def forget_victims(nominator: Nominator, snapshot: Snapshot, cycle: int, candidate_lists: CandidateLists) -> None:
+        prepare(nominator, snapshot, cycle, candidate_lists)
         nominator._victims = CacheThatForgets()
 
     def compute_groups(_snapshot: Snapshot, _workload: Workload, compute: Callable[[], Any]) -> Any:

@@ -43,6 +43,7 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 from tests.examples import examples
 from tests.unit.scheduling.queues.builders import GPU, a_queue
+from tests.unit.scheduling.queues.random_queues import plain_decisions
 
 
 def plain_first_rule(
@@ -133,7 +134,7 @@ class CacheThatForgets(dict[tuple[object, ...], list[Victim]]):
         return False
 
 
-def random_scheduler(dice: random.Random, strategy: str) -> Scheduler:
+def random_scheduler(dice: random.Random, strategy: str, known: KnownNominations | None = None) -> Scheduler:
     """Return queues of one cohort whose workloads often use equal amounts, and borrow."""
     names = "abcde"
     policies = (PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY, PreemptionPolicy.ANY)
@@ -154,7 +155,7 @@ def random_scheduler(dice: random.Random, strategy: str) -> Scheduler:
         spares_work=dice.random() < 0.5,
     )
     risks = dice.choice(((None,), (5.0, 50.0), (None, 5.0, 50.0)))
-    scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules)
+    scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules, known)
     for number in range(dice.randint(4, 24)):
         workload = random_workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
         admitted = Admitted(
@@ -175,7 +176,7 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
     def victims_found() -> list[tuple[object, ...]]:
         dice = random.Random(seed)
         scheduler = random_scheduler(dice, strategy)
-        nominator = Nominator(scheduler.snapshot, 1)
+        nominator = Nominator(scheduler.snapshot, 1, CandidateLists(scheduler.snapshot))
         nominated: list[tuple[object, ...]] = []
         for number in range(100, 110):
             nomination = nominator.nominate(
@@ -189,8 +190,8 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
 
     original = Nominator.__init__
 
-    def plain(self: Nominator, snapshot: Snapshot, cycle: int) -> None:
-        original(self, snapshot, cycle)
+    def plain(self: Nominator, snapshot: Snapshot, cycle: int, candidate_lists: CandidateLists) -> None:
+        original(self, snapshot, cycle, candidate_lists)
         self._victims = CacheThatForgets()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -199,6 +200,25 @@ def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str
         patch.setattr(fair_sharing, "_candidates", plain_candidates)
         patch.setattr(_VictimQueues, "_next", plain_next)
         assert fast == victims_found()
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(("LessThanOrEqualToFinalShare", "LessThanInitialShare")))
+def test_candidates_kept_between_cycles_give_the_same_decisions(seed: int, strategy: str) -> None:
+    def decisions_made(known: KnownNominations | None) -> list[list[object]]:
+        dice = random.Random(seed)
+        scheduler = random_scheduler(dice, strategy, known)
+        decisions = []
+        for number in range(100, 112):
+            scheduler.submit(random_workload(dice, number, dice.choice("abcde"), dice.randint(1, 9)))
+            decisions.append(plain_decisions(scheduler.cycle(60.0)))
+            running = sorted(name for queue in scheduler.snapshot.queues.values() for name in queue.admitted)
+            if running and dice.random() < 0.5:
+                change = dice.choice((scheduler.release, scheduler.evict, lambda name: scheduler.reprioritize(name, 2)))
+                change(dice.choice(running))
+        return decisions
+
+    assert decisions_made(KnownNominations()) == decisions_made(None)
 
 
 def test_nominations_are_shared_only_in_equal_quota_use() -> None:
