@@ -66,7 +66,8 @@ def share_of(quota_node: QuotaNode) -> Share:
     return share
 
 
-def _compute_share(quota_node: QuotaNode) -> Share:
+def _compute_share(quota_node: QuotaNode, removed: Amounts | None = None) -> Share:
+    """Compute a share, as if the node used some amounts less."""
     if quota_node.parent is None:
         return Share.of(0.0, quota_node.weight)
     ratio, resource = 0.0, ""
@@ -75,6 +76,8 @@ def _compute_share(quota_node: QuotaNode) -> Share:
         beyond = 0
         for key, cell in cells:
             borrowing = cell.use - cell.subtree
+            if removed:
+                borrowing -= removed.get(key, 0)
             if borrowing > 0:
                 beyond += borrowing
                 borrowed.append(key)
@@ -329,6 +332,8 @@ class _VictimQueues:
         """By cohort: its children that may have candidates, the highest share last. `use_changed` removes it."""
         self._unsorted: dict[QuotaNode, list[QuotaNode]] = {}
         """By cohort: the same children in the cohort's order, as of the last ranking."""
+        self._order_keys: dict[str, tuple[object, ...]] = {}
+        """By id of a workload."""
         self._branches: dict[QuotaNode, tuple[QuotaNode, QuotaNode]] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
@@ -387,16 +392,23 @@ class _VictimQueues:
 
     def _first_of_equals(self, ranked: list[tuple[_RankBelow, QuotaNode]]) -> QuotaNode:
         """Return the queue of the best rank whose first candidate precedes the other queues' first candidates."""
-        best_rank, name = ranked[-1][0], self.quota_node.name
+        best_rank = ranked[-1][0]
         equals = []
         for rank, queue in reversed(ranked):
             if rank != best_rank:
                 break
             if self.candidates_by_queue[queue.name]:
                 equals.append(queue)
-        return min(
-            reversed(equals), key=lambda queue: order_key(self.candidates_by_queue[queue.name][0], name, self.now)
-        )
+        return min(reversed(equals), key=self._first_order_key)
+
+    def _first_order_key(self, queue: QuotaNode) -> tuple[object, ...]:
+        """Return the order key of a queue's next candidate."""
+        candidate = self.candidates_by_queue[queue.name][0]
+        candidate_id = candidate.workload.workload_id
+        sort_key = self._order_keys.get(candidate_id)
+        if sort_key is None:
+            sort_key = self._order_keys[candidate_id] = order_key(candidate, self.quota_node.name, self.now)
+        return sort_key
 
     def take(self, queue: QuotaNode) -> Admitted:
         """Remove and return a queue's next candidate."""
@@ -475,14 +487,16 @@ def _first_rule(
 
 def _rank_without(admitted: Admitted, queue: QuotaNode, branch: QuotaNode) -> tuple[bool, float]:
     """Return the rank of a branch without one of its workloads."""
-    quota_nodes = (queue, *queue.path)
-    shares = [quota_node.cached_share for quota_node in quota_nodes]  # to restore them when the use is the same again
-    queue.remove_all(admitted.use)
-    rank = share_of(branch).rank
-    queue.add_all(admitted.use)
-    for quota_node, share in zip(quota_nodes, shares, strict=True):
-        quota_node.cached_share = share
-    return rank
+    removed: Amounts = {}
+    for key, amount in admitted.use.items():
+        cell = queue.at(key)
+        while amount > 0 and cell.quota_node is not branch:
+            amount = min(amount, cell.use - cell.guaranteed)  # noqa: PLW2901 - the guaranteed quota is not passed up
+            assert cell.parent_cell is not None
+            cell = cell.parent_cell
+        if amount > 0:
+            removed[key] = amount
+    return _compute_share(branch, removed).rank
 
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
