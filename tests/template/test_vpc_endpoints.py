@@ -5,12 +5,14 @@ import re
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_snake
 from samtranslator.yaml_helper import yaml_parse
 
 from tests.template.documents import ROOT, Json, resources
 from tests.template.test_lint import every_finding
 from tools import vpc_endpoints
 from tools.vpc_endpoints import ENDPOINTS, POLLED_BY_LAMBDA
+from tools.workflow_wiring import functions_with_kubernetes
 
 STACK: Json = json.loads(json.dumps(yaml_parse(vpc_endpoints.STACK.read_text(encoding="utf-8"))))
 ENDPOINT_RESOURCES = {
@@ -52,6 +54,9 @@ def test_exactly_the_functions_in_the_subnets_are_listed() -> None:
     }
 
     assert set(vpc_endpoints.endpoints_by_function()) == inside
+    assert inside == {to_snake(name) for name in functions_with_kubernetes()}, (
+        "a function has VpcConfig and the managed policy RoleInVpc if and only if its role has FindKubernetes"
+    )
     assert all(ENDPOINTS["eks"] in endpoints for endpoints in vpc_endpoints.endpoints_by_function().values())
 
 

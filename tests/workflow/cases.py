@@ -43,17 +43,12 @@ WELL = {
     "AwaitResume": says("JOBS_RESUMED", facts={}),
     "SettleIncident": says("RECOVERED"),
 }
-IN_BRANCHES = (
-    "RepairNode",
-    "AwaitNode",
-    "CheckNode",
-    "AwaitValidation",
-    "AwaitGuardrails",
-    "ReturnNode",
-    "PlanResume",
-    "AwaitResume",
+NODE_TASKS, JOB_TASKS = (
+    tuple(name for name, state in branch["States"].items() if state["Type"] == "Task")
+    for branch in workflow("recover_node")["States"]["Recover"]["Branches"]
 )
-NODE_TASKS = IN_BRANCHES[:6]
+IN_BRANCHES = (*(name for name in NODE_TASKS if name != "AwaitRepairPossible"), *JOB_TASKS)
+"""Tasks that the case `well` with a hold first reaches."""
 LATER = says("LATER", repairsNode=False, settleSeconds=0, maxRepairs=3, decisionId="dec-4l")
 JOBS_ONLY = {**PLAN, "repairsNode": False}
 STOP_HELD: Answers = {"PlanRecovery": JOBS_ONLY, "DrainNode": [says("HELD"), WELL["DrainNode"]]}

@@ -18,6 +18,10 @@ EVENTS_THAT_AWS_TAKES = 25_000
 @pytest.fixture(scope="module")
 def endings(bench: WorkflowBench) -> Iterator[dict[str, ExecutionResult]]:
     """Results of all cases, which run once and concurrently."""
+    for machine in WORKFLOWS:
+        tasks = {name for name, state in states(workflow(machine)) if state["Type"] == "Task"}
+        unanswered = tasks - {name for case in CASES if case.machine == machine for name in case.answers}
+        assert not unanswered, f"add an answer of {', '.join(sorted(unanswered))} to tests/workflow/cases.py"
     yield bench.run_all(CASES)
     bench.engine.mock_workflows({})
 
@@ -69,7 +73,7 @@ def test_repair_waits_for_a_hold(endings: dict[str, ExecutionResult]) -> None:
     node_branch = [name for name in ending.entered if name in NODE_TASKS]
 
     assert node_branch[:3] == ["RepairNode", "AwaitGuardrails", "RepairNode"]
-    assert node_branch[3:] == ["AwaitNode", "CheckNode", "AwaitValidation", "ReturnNode"]
+    assert (node_branch[3], node_branch[-1]) == ("AwaitNode", "ReturnNode")
 
 
 def test_unanswered_approval_changes_nothing(endings: dict[str, ExecutionResult]) -> None:
