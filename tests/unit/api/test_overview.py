@@ -38,6 +38,7 @@ from tests.unit.api.seeds import (
     store_heartbeats,
 )
 from tests.unit.publishing.test_publish_events import SCHEMA
+from tests.unit.scheduling.test_renting import a_rental
 
 Json = dict[str, Any]
 ROUTE = "/v1/overview"
@@ -86,8 +87,8 @@ def test_status_reads_rows_in_pages_and_nothing_one_by_one() -> None:
     small, large = (count_reads(size, read_status.show_status) for size in (60, 1200))
 
     # Each row of a node, a job and an open incident is read. One page holds up to 1000 of them.
-    assert small == (32, 330)
-    assert large == (33, 3500)
+    assert small == (33, 330)
+    assert large == (34, 3500)
 
 
 def test_overview_of_a_large_fleet_stays_small() -> None:
@@ -143,6 +144,19 @@ def test_overview_shows_unreadable_charges_after_sweep() -> None:
 
     assert overview["counts"]["unreadableCharges"] == 1
     assert [reason for reason in overview["reasons"] if reason.startswith("1 charge cannot be read")]
+
+
+def test_overview_shows_unreadable_rental_after_sweep() -> None:
+    gateway = Gateway()
+    allocation, rental = (quota_rows.rental_allocation_row(a_rental(), 0), job_rows.rental_row(a_rental(), 0))
+    unreadable_rental = replace(rental, doc={**rental.doc, "nodes": "of a newer release"})
+    gateway.fakes.ledger.commit(Put(allocation), Put(unreadable_rental))
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
+
+    overview = gateway.get(ROUTE).document
+
+    assert (overview["counts"]["unreadableRentals"], overview["health"]) == (1, "CRITICAL")
+    assert "1 open rental cannot be read: scheduling cycles fail, and rent is a lower bound" in overview["reasons"]
 
 
 def test_fleet_with_old_counts_is_not_shown_as_healthy() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Put
-from evenkeel.services.tables import quota_rows
+from evenkeel.services.tables import job_rows, quota_rows
 from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, store
 from tests.unit.scheduling.builders import an_attempt
+from tests.unit.scheduling.test_renting import a_rental
 
 TEAM = "/v1/teams/nlp/quota"
 QUOTAS = f"/v1/clusters/{FLEET}/quotas"
@@ -457,6 +458,18 @@ def test_unreadable_charge_leaves_queued_job_without_estimate(gateway_with_team:
     assert queue == {"position": 1, "estimate": None}
     assert plan["decision"]["action"] == "WAIT"
     assert plan["decision"]["reason"].startswith("1 charge cannot be read")
+
+
+def test_unreadable_rental_lets_planned_job_wait(gateway_with_team: Gateway) -> None:
+    store_nodes(gateway_with_team)
+    allocation, rental = quota_rows.rental_allocation_row(a_rental(), 0), job_rows.rental_row(a_rental(), 0)
+    unreadable_rental = replace(rental, doc={**rental.doc, "nodes": "of a newer release"})
+    gateway_with_team.fakes.ledger.commit(Put(allocation), Put(unreadable_rental))
+
+    decision = plan_job(gateway_with_team).document["decision"]
+
+    assert decision["action"] == "WAIT"
+    assert decision["reason"] == "1 open rental cannot be read, so scheduling cycles fail. No job starts."
 
 
 def test_position_is_shown_without_an_estimate_at_first(gateway_with_team: Gateway) -> None:

@@ -69,6 +69,13 @@ def load_readable(ledger: Ledger, unreadable_keys: set[Key]) -> RentalBook:
     return RentalBook(tuple(rows.readable_values(stored_rentals, Rental, unreadable_keys)), allocations)
 
 
+def count_unreadable(ledger: Ledger) -> int:
+    """Count the rows of open rentals that this release cannot read."""
+    unreadable_keys: set[Key] = set()
+    load_readable(ledger, unreadable_keys)
+    return len(unreadable_keys)
+
+
 def load_allocations(ledger: Ledger) -> tuple[RentalAllocation, ...]:
     """Read the shares of the open rentals in caps and limits, in one round trip."""
     key = quota_rows.rental_allocation_key("", 0)

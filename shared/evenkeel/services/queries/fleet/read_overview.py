@@ -23,7 +23,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.queries import read_events
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.fleet import read_nodes, read_sources, read_status
-from evenkeel.services.queries.fleet.read_status import Health
+from evenkeel.services.queries.fleet.read_status import Health, UnreadableRows
 from evenkeel.services.queries.incidents import incidents_by_need, read_incidents
 from evenkeel.services.queries.incidents.incidents_by_need import IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
@@ -46,7 +46,8 @@ _MAX_POOLS = 200
 _MAX_CLASSES = 100
 MAX_BUDGETS = 1000
 """Budgets that the row keeps: about 250 bytes each, in an item of at most 400 kB."""
-_STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unreadableCharges", "unhealthy")
+_UNREADABLE_PARTS = ("unreadableCharges", "unreadableRentals")
+_STORED_PARTS = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy", *_UNREADABLE_PARTS)
 """Parts of the status that the row keeps."""
 UNDATED = ("asOf", "sourceAges", "heartbeats")
 """Fields that change with time alone. `sources` and `silent` change with the states that follow from them."""
@@ -65,7 +66,7 @@ def counts_document(sources: Sequence[SourceAge], context: Context, earlier_coun
     status = read_status.show_status(sources, context)
     counts = {name: status[name] for name in _STORED_PARTS}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
-    book = rental_store.load(context.ledger)
+    book = rental_store.load_readable(context.ledger, set())  # the status counts the unreadable rows
     budgets = _budget_documents(book, context, (earlier_counts or {}).get("budgets", ()))
     items = status["incidents"]["items"]
     return counts | {
@@ -121,7 +122,7 @@ def show_overview(sources: Sequence[SourceAge], reader: Reader, context: Context
         fleet_counts.node_states(counts) if counts else {},
         sources,
         context.policy_in_force,
-        unreadable_charges=counts.get("unreadableCharges", 0) if counts else 0,  # earlier builds did not count them
+        UnreadableRows(*((counts or {}).get(name, 0) for name in _UNREADABLE_PARTS)),  # earlier builds lack some
     )
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
     is_stale = age is None or age > STALE_AFTER_SECONDS

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.plurals import count_of
@@ -33,6 +33,7 @@ from evenkeel.services.queries.incidents.incidents_by_need import (
 from evenkeel.services.queries.jobs import read_serving, read_teams
 from evenkeel.services.queries.jobs.job_counts import count_jobs_by_state, job_counts_document, waits_by_team
 from evenkeel.services.recovery import hold_automation
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.tables import fleet_rows
 
 Json = dict[str, Any]
@@ -55,6 +56,14 @@ class Health(StrEnum):
     """The schedules are off. Events still open recoveries, and submissions still start scheduling cycles."""
 
 
+class UnreadableRows(NamedTuple):
+    """Rows that this release cannot read, and without which no scheduling cycle decides."""
+
+    charges: int
+    rentals: int
+    """Open rentals."""
+
+
 def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview: problems with their handling, and the state of the fleet and the jobs."""
     nodes, has_more_nodes = present_nodes(context.ledger)
@@ -66,6 +75,7 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
     unhealthy = left_unhealthy(recorded_unhealthy)
     states = node_states(nodes, incidents.in_work, recorded_unhealthy)
     teams = read_teams.list_teams(context)
+    unreadable_rentals = rental_store.count_unreadable(context.ledger)
     health, reasons = judge_health(
         incidents,
         automation,
@@ -73,7 +83,7 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
         Counter(states.values()),
         sources,
         context.policy_in_force,
-        unreadable_charges=teams["unreadableCharges"],
+        UnreadableRows(charges=teams["unreadableCharges"], rentals=unreadable_rentals),
     )
     shared_causes = shared_cause_documents(incidents.working)
     waits = waits_by_team(job_counts, context.now)
@@ -111,6 +121,7 @@ def show_status(sources: Sequence[SourceAge], context: Context) -> Json:
             for team in teams["items"][:_MAX_TEAMS]
         ],
         "unreadableCharges": teams["unreadableCharges"],
+        "unreadableRentals": unreadable_rentals,
         "serving": read_serving.list_serving(context.ledger),
         "heartbeats": beats,
         "isRunning": not is_off(sources),
@@ -221,8 +232,7 @@ def judge_health(
     states: Mapping[str, int],
     sources: Sequence[SourceAge],
     policy_in_force: PolicyInForce,
-    *,
-    unreadable_charges: int,
+    unreadable_rows: UnreadableRows,
 ) -> tuple[Health, list[str]]:
     """Return the health of the fleet, and the reasons, the worst first.
 
@@ -233,7 +243,7 @@ def judge_health(
         states: Number of nodes by state. A missing state has none.
         sources: The age of every source of facts.
         policy_in_force: The policy in force, if any, and why the site's last change is not in force.
-        unreadable_charges: Charges that this release cannot read.
+        unreadable_rows: Rows that stop scheduling cycles.
     """
     schedules_are_off = is_off(sources)
     stale_sources, other_source_problems = source_problems(sources)
@@ -243,9 +253,12 @@ def judge_health(
         critical.append(incidents.count_text(incidents.needing, ("needs a person", "need a person")))
     if silent:
         critical.append(f"no heartbeat from {', '.join(silent)} for 10 minutes")
-    if unreadable_charges:
-        charges = count_of(unreadable_charges, "charge")
+    if unreadable_rows.charges:
+        charges = count_of(unreadable_rows.charges, "charge")
         critical.append(f"{charges} cannot be read: no job starts, and the use of teams is a lower bound")
+    if unreadable_rows.rentals:
+        rentals = count_of(unreadable_rows.rentals, "open rental")
+        critical.append(f"{rentals} cannot be read: scheduling cycles fail, and rent is a lower bound")
     critical += stale_sources
     never_ran = [] if schedules_are_off else [beat["function"] for beat in beats if beat["at"] is None]
     problems = list(other_source_problems)

@@ -20,7 +20,7 @@ from evenkeel.domain.plurals import count_of
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.rental_book import reserve_rented_nodes
-from evenkeel.ports import Ledger, Table
+from evenkeel.ports import Key, Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_role, submit_job
 from evenkeel.services.queries.jobs import plan_placement, read_queue
@@ -97,7 +97,8 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
     )
     scheduler_state = _scheduler_state(setup, context.ledger)
     own_setup = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
-    open_rentals = rental_store.load(context.ledger).rentals if own_setup.teams else ()
+    unreadable_rentals: set[Key] = set()
+    open_rentals = rental_store.load_readable(context.ledger, unreadable_rentals).rentals
     spent = rental_store.spent_by_period(own_setup, context, open_rentals)
     budget_left = remaining_by_team(own_setup, spent, charges, open_rentals, context.policy.economy, context.now)
     admission_input = AdmissionInput(
@@ -117,6 +118,10 @@ def preview_cycle(job: Job, setup: TeamSetup, context: Context) -> CyclePreview:
         decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
     if unreadable_count:
         unread = f"{count_of(unreadable_count, 'charge')} cannot be read, so the free quota is unknown. No job starts."
+        decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
+    if unreadable_rentals:
+        rentals = count_of(len(unreadable_rentals), "open rental")
+        unread = f"{rentals} cannot be read, so scheduling cycles fail. No job starts."
         decision = decision.replace_unchecked(action=AdmissionAction.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
