@@ -16,6 +16,8 @@ from evenkeel.domain.values import Instant, Value
 
 CLOCK_SKEW = timedelta(seconds=60)
 """A report from further in the future than this comes from a wrong clock, so it says nothing about the source."""
+FAILURE_COUNTS_FOR = timedelta(seconds=120)
+"""How long an answer to one function does not end the failure of another function. Each runs once a minute."""
 _LONGEST_ERROR = 300
 SWEEP_STEPS = (
     "fleet",
@@ -142,19 +144,26 @@ class SourceReport(Value):
             error=error[:_LONGEST_ERROR],
         )
 
-    def joined(self, other_report: Self) -> Self:
-        """Return the joint report of two functions: the newest answer, and the failures after it."""
-        answers = [state.seen_at for state in (self, other_report) if state.seen_at]
-        seen_at = max(answers, default=None)
+    @classmethod
+    def joined(cls, reports: Sequence[Self]) -> Self:
+        """Return the joint report of functions that read one source: the newest answer, and the failures that count.
+
+        The answer of one function does not hide a recent failure of another function: the two may have other
+        permissions, or read other parts. A function records no later try if it has nothing to read, so an older
+        failure ends with the next answer.
+        """
+        tried_at = max(report.tried_at for report in reports)
+        seen_at = max((report.seen_at for report in reports if report.seen_at), default=None)
         failed_reports = [
-            state for state in (self, other_report) if state.error and (seen_at is None or state.tried_at > seen_at)
+            report
+            for report in reports
+            if report.error and (seen_at is None or report.tried_at > seen_at - FAILURE_COUNTS_FOR)
         ]
-        last_failure = max(failed_reports, key=lambda state: state.tried_at, default=None)
-        failing_since = min((state.failing_since or state.tried_at for state in failed_reports), default=None)
-        return type(self)(
-            tried_at=max(self.tried_at, other_report.tried_at),
+        last_failure = max(failed_reports, key=lambda report: report.tried_at, default=None)
+        return cls(
+            tried_at=tried_at,
             seen_at=seen_at,
-            failing_since=max(failing_since, seen_at) if failing_since and seen_at else failing_since,
+            failing_since=min((report.failing_since or report.tried_at for report in failed_reports), default=None),
             error=last_failure.error if last_failure else "",
         )
 

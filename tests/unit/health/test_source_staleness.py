@@ -95,18 +95,31 @@ def test_every_source_is_off_while_schedules_are_off() -> None:
 
 
 def test_newest_answer_of_a_source_counts_across_functions() -> None:
-    old_failure = SourceReport.after(None, "Unreachable: old", A_MOMENT - seconds(50))
+    old_failure = SourceReport.after(None, "Unreachable: old", A_MOMENT - seconds(120))
     new_answer = SourceReport.after(None, "", A_MOMENT)
 
-    for joined in (old_failure.joined(new_answer), new_answer.joined(old_failure)):
+    for reports in ([old_failure, new_answer], [new_answer, old_failure]):
+        joined = SourceReport.joined(reports)
         assert (joined.seen_at, joined.error, joined.failing_since) == (A_MOMENT, "", None)
+
+
+def test_answer_of_one_function_hides_no_failing_function() -> None:
+    first = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(3000))
+    failing = SourceReport.after(first, "NotAllowed: 403", A_MOMENT - seconds(50))
+    answering = SourceReport.after(None, "", A_MOMENT)
+
+    for reports in ([failing, answering], [answering, failing]):
+        joined = SourceReport.joined(reports)
+        assert (joined.seen_at, joined.failing_since) == (A_MOMENT, A_MOMENT - seconds(3000))
+        state, reason = state_and_reason(joined)
+        assert (state, "NotAllowed: 403" in reason) == (SourceState.FAILING, True)
 
 
 def test_newer_failure_of_a_source_counts_across_functions() -> None:
     answered = SourceReport.after(None, "", A_MOMENT - seconds(50))
     failed = SourceReport.after(None, "NotAllowed: 403", A_MOMENT)
 
-    joined = answered.joined(failed)
+    joined = SourceReport.joined([answered, failed])
 
     assert (joined.seen_at, joined.error) == (A_MOMENT - seconds(50), "NotAllowed: 403")
     assert state_and_reason(joined)[0] is SourceState.FAILING

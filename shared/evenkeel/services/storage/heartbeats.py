@@ -64,12 +64,12 @@ def record_heartbeat(
 
 
 def load_source_reports(ledger: Ledger) -> dict[str, SourceReport]:
-    """Return the newest report of all functions for each source, by its name."""
-    reports_by_name: dict[str, SourceReport] = {}
+    """Return the joint report of all functions for each source, by its name."""
+    reports_by_name: dict[str, list[SourceReport]] = {}
     for function in FUNCTIONS:
         for name, report in _reports_of_row(ledger.get(fleet_rows.heartbeat_key(function))).items():
-            reports_by_name[name] = reports_by_name[name].joined(report) if name in reports_by_name else report
-    return reports_by_name
+            reports_by_name.setdefault(name, []).append(report)
+    return {name: SourceReport.joined(reports) for name, reports in reports_by_name.items()}
 
 
 def _reports_of_row(row: Row | None) -> dict[str, SourceReport]:
