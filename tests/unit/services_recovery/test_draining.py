@@ -73,6 +73,21 @@ def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     assert replay(record, SAVES).differs_from(record) == ""
 
 
+def test_earlier_stop_gives_no_grace_on_node_that_cannot_save() -> None:
+    recovery = RecoveryScenario(policy=SAVES)
+    recovery.scenario.set_job(recovery.job.replace(spec=recovery.job.spec.replace(grace_seconds=600)))
+    suspension = recovery.job.stop_request_now("Suspended by ana.", "suspend/ana", recovery.now)
+    recovery.scenario.set_job(recovery.job.replace(stop_request=suspension))
+    recovery.report_fault(fault_key="xid:79", source="kubernetes.node")
+    for service in (plan_recovery, cordon_node, drain_node, drain_node):
+        recovery.run_state("", service)
+
+    stop = recovery.job.stop_of(1)
+    assert stop
+    assert (stop.by, stop.grace_seconds) == ("suspend/ana", SAVES.jobs.others_save_seconds)
+    assert stop.nodes_without_grace == (NODE,)
+
+
 def test_only_pods_on_healthy_nodes_get_grace_to_save() -> None:
     recovery = recovery_at_drain("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
 

@@ -9,6 +9,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailName
 from evenkeel.domain.waiting import ConditionKind
+from evenkeel.ports import Put, Write
 from evenkeel.services.recovery import drain_node, plan_recovery
 from tests.crash_points import SIDES
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
@@ -56,6 +57,25 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     assert recovery.run_state("DrainNode", drain_node).outcome == "JOBS_AFFECTED"
     assert (recovery.incident.block, recovery.incident.state) == (None, IncidentState.RECOVERING)
     assert stop_calls(recovery) == ["stop"]
+
+
+def test_hold_set_between_check_and_commit_prevents_stop() -> None:
+    recovery = RecoveryScenario()
+    recovery.report_fault(fault_key=RESTARTS_JOB)
+    recovery.run_state("PlanRecovery", plan_recovery)
+    commit = recovery.world.ledger.commit
+
+    def commit_after_new_hold(*writes: Write, client_token: str = "") -> None:
+        if any(isinstance(write, Put) and write.row.doc.get("stopRequest") for write in writes):
+            recovery.world.ledger.commit = commit  # type: ignore[method-assign]
+            recovery.hold_automation(seconds=60)
+        commit(*writes, client_token=client_token)
+
+    recovery.world.ledger.commit = commit_after_new_hold  # type: ignore[method-assign]
+
+    assert recovery.run_state("DrainNode", drain_node).outcome == "HELD"
+    assert stop_calls(recovery) == []
+    assert recovery.job.stop_request is None
 
 
 def test_unrepaired_node_is_drained_after_the_hold() -> None:

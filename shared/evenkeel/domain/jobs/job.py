@@ -1,8 +1,9 @@
 """Jobs: their states, requests to stop or resize them, and plans to resume them."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -137,6 +138,21 @@ class StopRequest(Value):
     """Whether another attempt would end in the same way."""
     nodes_without_grace: tuple[str, ...] = ()
     """Nodes whose pods cannot save and get no grace."""
+
+    def without_grace_on(self, node_names: Iterable[str], grace_seconds: int) -> Self:
+        """Return the request after nodes can no longer save; unchanged if it gives these nodes no grace already.
+
+        Args:
+            node_names: The nodes.
+            grace_seconds: The longest grace for the pods on other nodes.
+        """
+        new_names = tuple(name for name in node_names if name not in self.nodes_without_grace)
+        if not new_names:
+            return self
+        return self.replace(
+            grace_seconds=min(self.grace_seconds, grace_seconds),
+            nodes_without_grace=(*self.nodes_without_grace, *new_names),
+        )
 
 
 class ResizeRequest(Value):

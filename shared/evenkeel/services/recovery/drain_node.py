@@ -153,6 +153,14 @@ def _stop_jobs(incident: Incident, context: Context) -> DrainNodeResult:
     stopped_jobs = [affected_job for affected_job in leaving_jobs if _stop_attempt(incident, affected_job, context)]
     _record_stops(incident, stopped_jobs, context)
     context.telemetry.count("JobsStopped", len(stopped_jobs))
+    if len(stopped_jobs) < len(leaving_jobs):
+        verdict = guardrail_inputs.check_stop_allowed(incident, context)
+        if not verdict.is_allowed:  # a hold was set meanwhile
+            return DrainNodeResult(
+                outcome=DrainOutcome.JOBS_AFFECTED,
+                reason=f"{len(leaving_jobs) - len(stopped_jobs)} of the jobs keep running. {verdict.reason}",
+                jobs=incident.affected_jobs,
+            )
     messages = []
     if leaving_jobs:
         names = ", ".join(affected_job.job_id for affected_job in leaving_jobs)
@@ -420,19 +428,28 @@ def _stop_attempt(incident: Incident, affected_job: AffectedJob, context: Contex
 def _request_stop(
     incident: Incident, affected_job: AffectedJob, context: Context
 ) -> tuple[Attempt, StopRequest] | None:
-    """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
+    """Record a request to stop an attempt, and keep its logs.
+
+    Return the request in force; None if the attempt has ended, or if a hold was set meanwhile. An earlier request
+    stays, but its grace ends if the node cannot save.
+    """
     job_and_attempt = _load_if_readable(affected_job, context.ledger)
     if job_and_attempt is None:
         return None
     job, version, attempt = job_and_attempt
     if attempt.state.has_ended or job.current_attempt != affected_job.attempt:
         return None
-    stop_request = job.stop_of(affected_job.attempt)
-    if stop_request is not None:
-        return attempt, stop_request
+    earlier_request = job.stop_of(affected_job.attempt)
     fault = context.policy.catalogue.look_up(incident.fault_key)
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
     stop_request = _stop_request(incident, fault, affected_job, drain, context.now)
+    if earlier_request is not None:
+        stop_request = earlier_request.without_grace_on(stop_request.nodes_without_grace, drain.grace_seconds)
+        if stop_request == earlier_request:
+            return attempt, earlier_request
+    guardrails = guardrail_inputs.GuardrailInputs(context)
+    if guardrails.hold_on(incident) is not None:
+        return None
     decision_record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
@@ -444,6 +461,7 @@ def _request_stop(
         Put(job_rows.job_row(job.replace(stop_request=stop_request), version)),
         Put(subject_rows.decision_row(decision_record)),
         line,
+        guardrails.holds_check(),
     )
     keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
     return attempt, stop_request
