@@ -2,8 +2,9 @@
 
     python -m bench.plan [--rounds 5] [--output bench/results/plan.json]
 
-Prints processor seconds (user and system) of whole processes, with median and range. It compares them with a process
-that only imports the command's libraries. The ratio is comparable across machines; the seconds are not.
+Prints processor seconds (user and system) of whole processes, with median and range. A fixed loop runs next to each
+process, and the seconds are seconds of an idle processor of the reference machine. The process of the lane "imports
+alone" only imports the command's libraries.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 from bench.cpu_usage import Usage
 from bench.origin import describe_origin, write_figures
+from bench.scale.client_costs import processor_scale
 
 JOBS, QUEUES = 2_000, 50
 _EMPTY = "import typer, pydantic, yaml"
@@ -38,7 +40,8 @@ def main() -> int:
         for _ in range(rounds):
             for name, command in commands.items():
                 measure = _seconds_to_first_byte if name.endswith("first byte") else processor_seconds
-                seconds[name].append(measure(command))
+                scale = processor_scale()
+                seconds[name].append(round(measure(command) * scale, 4))
     empty = statistics.median(seconds["imports alone"])
     others_share = round(Usage.now().others_since(before), 2)
     write_figures(
