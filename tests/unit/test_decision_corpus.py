@@ -77,7 +77,11 @@ def check_call(record: Json, translation: Translation, policies: dict[str, Json]
     name = record["function"]
     arguments = arguments_of(name, translation.of(name, record["arguments"], "arguments"), policies)
     recorded = translation.of(name, record["answer"], "answer")
-    check_equal({"answer": recorded}, {"answer": encode(FUNCTIONS[name](**arguments))}, translation, "")
+    answer = encode(FUNCTIONS[name](**arguments))
+    if name == "faults.preview_of":
+        # The hash of the catalogue changes with every added fault. The plans of the faults are compared.
+        recorded, answer = ({**plan, "catalogueHash": None} for plan in (recorded, answer))
+    check_equal({"answer": recorded}, {"answer": answer}, translation, "")
 
 
 def check_equal(recorded: Json, current: Json, translation: Translation, path: str) -> None:

@@ -64,8 +64,9 @@ def explain_fault(code: str, policy: Policy) -> FaultPreview:
     fault = policy.catalogue.find(code)
     if fault is None:
         alike = policy.catalogue.nearest_keys(code)
-        hint = f"similar: {', '.join(alike)}" if alike else "evenkeel faults ls"
-        raise CommandFailed(Exit.USAGE, f"There is no fault {code!r}.", code="NO_SUCH_FAULT", hint=hint)
+        similar_text = f"\n  similar: {', '.join(alike)}" if alike else ""
+        message = f"There is no fault {code!r}.{similar_text}"
+        raise CommandFailed(Exit.NOT_FOUND, message, code="NO_SUCH_FAULT", hint="evenkeel faults ls")
     return preview(fault, policy)
 
 

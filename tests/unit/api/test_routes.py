@@ -28,7 +28,11 @@ def test_template_routes_match_those_of_each_function(function: str) -> None:
         if route.function == function
     }
 
-    assert routes_of(function) == sent
+    own = routes_of(function)
+    assert sorted(own - sent) == [], f"add the path to Events of the function {function} in template.yaml"
+    assert sorted(sent - own) == [], (
+        f"add the route to functions/{function}/handler.py, or take its path from template.yaml"
+    )
 
 
 def test_api_page_lists_every_route() -> None:
@@ -38,7 +42,9 @@ def test_api_page_lists_every_route() -> None:
         for method, path in re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/v1/[^`?]*)[^`]*`", text)
     }
 
-    assert listed_routes == set().union(*(routes_of(function) for function in FUNCTIONS))
+    served_routes = set().union(*(routes_of(function) for function in FUNCTIONS))
+    assert sorted(served_routes - listed_routes) == [], "add the row of the route to docs/api.md"
+    assert sorted(listed_routes - served_routes) == [], "remove the row of the route from docs/api.md"
 
 
 def test_openapi_description_matches_the_functions() -> None:
@@ -50,7 +56,8 @@ def test_openapi_description_has_routes_of_template() -> None:
         (method.upper(), path) for path, operations in openapi.document()["paths"].items() for method in operations
     }
 
-    assert described == {(route.method, route.path) for route in template_routes()}
+    sent = {(route.method, route.path) for route in template_routes()}
+    assert described == sent, "template.yaml and the handlers have different routes, or `make generate` has not run"
 
 
 def test_api_page_lists_every_problem_code() -> None:

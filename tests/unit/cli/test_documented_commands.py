@@ -94,8 +94,9 @@ def test_command_line_page_lists_every_command(noun: str) -> None:
     app = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app
     visible_verbs = verbs_of(noun).keys() - {command.name for command in app.registered_commands if command.hidden}
 
-    assert rows
-    assert [verb for verb in sorted(visible_verbs) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))] == []
+    missing = [verb for verb in sorted(visible_verbs) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))]
+    assert rows, f"add a row of {noun} to the table of commands in docs/cli.md"
+    assert missing == [], f"add the command to a row of {noun} in docs/cli.md"
 
 
 @pytest.mark.parametrize("words", [(), *((noun,) for noun in NOUNS)])

@@ -92,10 +92,10 @@ def test_explain_uses_the_site_policy(cli: CliFixture) -> None:
     assert "hardware, critical, changed by this policy" in result.out
 
 
-def test_unknown_code_suggests_similar_codes_and_exits_2(cli: CliFixture) -> None:
+def test_unknown_code_suggests_similar_codes_and_exits_4(cli: CliFixture) -> None:
     result = cli.run("faults", "explain", "NvidiaErorReboot", terminal=True)
 
-    assert result.exit_code == 2
+    assert result.exit_code == 4
     assert result.out == ""
     assert "There is no fault 'NvidiaErorReboot'. [NO_SUCH_FAULT]" in result.err
     assert "similar: hp:NvidiaErrorReboot" in result.err
