@@ -6,6 +6,7 @@ The tree:
     ├── TransientError            the same call may soon succeed
     │   ├── Throttled             the other side asks for fewer calls
     │   ├── Unreachable           no answer, or a 5xx: whether the call took effect is unknown
+    │   ├── PageNotSent           the page about an incident was not sent
     │   └── Conflict              a condition of a ledger write failed: reload and decide again
     │       └── StaleVersion      the resource has another version than the change expects
     └── PermanentError            the same call will not succeed
@@ -34,6 +35,10 @@ class Throttled(TransientError):
 
 class Unreachable(TransientError):
     """No answer, or a 5xx: whether the call took effect is unknown."""
+
+
+class PageNotSent(TransientError):
+    """The page about an incident was not sent. Its workflow repeats it for a day."""
 
 
 class Conflict(TransientError):

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias
 from evenkeel.ports import (
     EvenkeelError,
     NoPolicyInForce,
+    PageNotSent,
     PermanentError,
     Refused,
     RowChange,
@@ -93,7 +94,8 @@ def task(handler: Handler) -> Handler:
 
     Step Functions compares error names exactly and knows no inheritance. So an error leaves as `TransientError` or
     `PermanentError`, and its message begins with the name of its class. A bug leaves under its own name.
-    `NoPolicyInForce` leaves under its own name, too: workflows repeat it for a day, until a person applies a policy.
+    `NoPolicyInForce` and `PageNotSent` leave under their own names, too: workflows repeat the task for a day, until a
+    person applies a policy, or until the page is sent.
 
     If the event has a task token, the failure is also sent to Step Functions. Not every engine ends a task when an
     error is raised under `.waitForTaskToken`, and the workflow must not wait for an answer that never comes.
@@ -423,7 +425,7 @@ def _fail_token(token: str, failure: Exception) -> None:
 
 
 def _as_port_error(error: Exception) -> Exception:
-    if isinstance(error, NoPolicyInForce):
+    if isinstance(error, (NoPolicyInForce, PageNotSent)):
         return error
     for kind in (TransientError, PermanentError):
         if isinstance(error, kind) and type(error) is not kind:

@@ -19,7 +19,7 @@ from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.waiting import ConditionKind
-from evenkeel.ports import Put, Table
+from evenkeel.ports import EvenkeelError, PageNotSent, Put, Refused, Table, Throttled
 from evenkeel.services.incidents import settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, drain_node, plan_recovery, repair_node, return_node
 from evenkeel.services.resume import plan_resume
@@ -94,6 +94,26 @@ def test_person_is_alerted_once_per_incident() -> None:
     [page] = recovery.world.on_call.alerts
     assert page.key == f"{recovery.incident_id}-WAITING_FOR_PERSON"
     assert recovery.job_id in page.message
+
+
+@pytest.mark.parametrize("error", [Refused("the topic is gone"), Throttled("slow down")])
+def test_page_that_was_not_sent_is_repeated(error: EvenkeelError) -> None:
+    recovery = recovery_of_faulty_node(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    alert = recovery.world.on_call.alert
+
+    def refuse(subject: str, message: str, *, key: str) -> None:
+        recovery.world.on_call.alert = alert  # type: ignore[method-assign]
+        raise error
+
+    recovery.world.on_call.alert = refuse  # type: ignore[method-assign]
+    with pytest.raises(PageNotSent):
+        recovery.recover()
+
+    recovery.run_state("SettleIncident", settle_incident)
+
+    [page] = recovery.world.on_call.alerts
+    assert page.key == f"{recovery.incident_id}-WAITING_FOR_PERSON"
+    assert recovery.incident.paged_at
 
 
 FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}

@@ -25,7 +25,7 @@ from evenkeel.domain.recovery.settling import (
 )
 from evenkeel.domain.recovery.unhealthy_nodes import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
-from evenkeel.ports import Delete, Put, Row, Write
+from evenkeel.ports import Delete, EvenkeelError, PageNotSent, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import recovery_step
 from evenkeel.services.storage import guardrail_registers, incident_store
@@ -229,14 +229,21 @@ _STATE_TEXT = {
 
 
 def _alert_on_call(incident: Incident, context: Context) -> None:
-    """Alert the people on call. After a crash before the record, the alert is sent again with the same key."""
+    """Alert the people on call. After a crash before the record, the alert is sent again with the same key.
+
+    Raises:
+        PageNotSent: the alert was not sent, whatever the reason.
+    """
     if incident.state not in ALERTING_STATES or incident.paged_at is not None:
         return
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
     message = notices.alert_text(notices.incident_notice(incident))
-    context.on_call.alert(subject, message, key=f"{incident.incident_id}-{incident.state}")
+    try:
+        context.on_call.alert(subject, message, key=f"{incident.incident_id}-{incident.state}")
+    except EvenkeelError as error:
+        raise PageNotSent(f"{incident.incident_id}: {type(error).__name__}: {error}") from error
     context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
