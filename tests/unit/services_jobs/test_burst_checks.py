@@ -147,6 +147,30 @@ def test_ready_check_names_the_nodes_rented_for_its_job() -> None:
     assert burst.scenario.job(job.job_id).state is JobState.STARTING
 
 
+def test_rental_released_during_the_cycle_is_not_answered_ready() -> None:
+    burst = BurstCheckScenario()
+    job = burst.submit_and_reserve()
+    burst.scenario.run_scheduling_cycle()
+    burst.provide_nodes()
+    list_nodes = burst.cluster.nodes
+
+    def list_nodes_after_release(cluster: str) -> Any:
+        burst.cluster.nodes = list_nodes  # type: ignore[method-assign]
+        row = burst.world.ledger.get(job_rows.rental_key(job.job_id, 1))
+        assert row
+        released = burst.rental(job.job_id, 1).replace(state=RentalState.ENDING)
+        burst.world.ledger.commit(Put(job_rows.rental_row(released, row.version)))
+        return list_nodes(cluster)
+
+    burst.cluster.nodes = list_nodes_after_release  # type: ignore[method-assign]
+
+    burst.scenario.run_scheduling_cycle()
+
+    assert burst.rental(job.job_id, 1).state is RentalState.ENDING
+    assert "Ready" not in burst.answers()
+    assert burst.checked(job.job_id).state is BurstCheckState.PENDING
+
+
 def test_job_runs_on_its_rental_which_ends_with_it() -> None:
     burst = BurstCheckScenario()
     job = burst.run_on_rented_nodes()

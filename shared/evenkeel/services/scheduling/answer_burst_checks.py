@@ -205,6 +205,8 @@ def _answer_each(
         if workload.has_answer(decision.answer) and placement is None:
             continue
         try:
+            if rental is not None and decision.action is BurstCheckAction.ADMIT:
+                _check_still_ready(rental, context)
             if job is not None:
                 stored_job, version = loaded_cycle.stored(job.job_id)
                 if placement is not None:
@@ -246,6 +248,19 @@ def _usable_rental(job: Job, placement_context: PlacementContext) -> Rental | No
     if not lost_node_names:
         return rental
     return rental.replace(state=RentalState.OPENING, reason=f"{lost_node_names[0]} of the rental is out of service.")
+
+
+def _check_still_ready(rental: Rental, context: Context) -> None:
+    """Read a rental again before its check becomes Ready: Kueue would admit the job onto nodes that are released.
+
+    Raises:
+        Conflict: the rental was released since it was read.
+    """
+    stored_rental = rows.load(
+        context.ledger, job_rows.rental_key(rental.job_id, rental.number), Rental, f"rental {rental.name}"
+    )
+    if stored_rental.state is not RentalState.READY:
+        raise Conflict(f"rental {rental.name} is {stored_rental.state}")
 
 
 def _record(decision: BurstCheckDecision, job: Job, version: int, context: Context) -> None:
