@@ -282,6 +282,16 @@ def test_fact_is_unresolved_while_life_of_node_is_unreadable() -> None:
     assert scenario.world.telemetry.totals["FactsDropped"] == 1
 
 
+def test_notice_about_node_with_unreadable_row_is_unresolved() -> None:
+    scenario = RecoveryScenario(size=3, with_job=False)
+    sweep_fleet.run(scenario.context())
+    write_newer_value(scenario, fleet_rows.node_key(CLUSTER, instance_id(1)), ("life", "launchedAt"))
+
+    notice = a_fact(1, source="health.event", fault_key="health:instance_retirement", observed_at=scenario.now)
+
+    assert scenario.ingest(notice).outcome == "UNRESOLVED"
+
+
 def test_unreadable_node_row_keeps_no_other_incident_blocked() -> None:
     scenario = RecoveryScenario(size=5, with_job=False)
     sweep_fleet.run(scenario.context())

@@ -38,6 +38,12 @@ def find_affected_node(instance_id: str, context: Context, *, asks_provider: boo
     )
 
 
+def has_row(instance_id: str, context: Context) -> bool:
+    """Whether the fleet table has a row of an instance, although this release may not be able to read it."""
+    keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
+    return any(context.read_rows(*keys)) if keys else False
+
+
 def find_node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     """Find the node that a repair fact is about; None if that node has no open incident. HyperPod is not called.
 

@@ -29,7 +29,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact, record_node_fact, record_observed_aftermath, unresolved_facts
-from evenkeel.services.incidents.find_affected_node import find_affected_node, find_node_in_repair
+from evenkeel.services.incidents.find_affected_node import find_affected_node, find_node_in_repair, has_row
 from evenkeel.services.incidents.record_node_fact import FactOutcome, IngestResult
 
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
@@ -114,12 +114,15 @@ def summarize_outcomes(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
 
 
 def _outcome_of_unknown_node(fact: NodeFact, context: Context) -> IngestResult:
-    """Store a fact about a node that no control plane lists, unless it is a drill or about another fleet."""
+    """Store a fact about a node that no control plane lists, unless it is a drill or about another fleet.
+
+    A node whose row this release cannot read is a node of this fleet.
+    """
     if fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
-    if signal_source(fact.source).is_account_wide:
+    if signal_source(fact.source).is_account_wide and not has_row(fact.instance_id, context):
         unresolved_facts.store_fact_of_unlisted_instance(fact, context.replace(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
     return unresolved_facts.store_unresolved(_without_future_time(fact, context.clock.now()), context)
