@@ -27,6 +27,8 @@ _MAX_CLOCK_SECONDS = 240
 """AWS refuses a signature if its time differs by more than five minutes from AWS's clock."""
 _PROXY_HINT = "A proxy may be the cause: check HTTPS_PROXY and NO_PROXY, then repeat the command."
 _CHECK_FIRST = "The change may have been made: check the current state before you repeat the command."
+_REVERSIBLE_CHANGES = ("/suspend", "/resume", "/acknowledge")
+"""Ends of the paths whose key the API does not remember: a repeat could undo what another person did meanwhile."""
 _MAYBE_DONE = f"An earlier try was cut off. {_CHECK_FIRST}"
 
 
@@ -100,7 +102,7 @@ class ApiClient:
 
         Raises:
             CommandFailed: the request failed; the exit code follows from the HTTP status. If the change may have been
-                made, the hint says how to retry with the same key.
+                made, the hint says how to retry with the same key, or to check the current state first.
         """
         key = key or f"cli-{secrets.token_hex(12)}"
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
@@ -112,6 +114,8 @@ class ApiClient:
                     f"The change may have been made. To retry safely, add --idempotency-key {key}{repeat}"
                     " to the same command."
                 )
+                if path.endswith(_REVERSIBLE_CHANGES):
+                    repeat_text = _CHECK_FIRST
                 failure.hint = f"{failure.hint}\n  {repeat_text}" if failure.hint else repeat_text
             raise
 

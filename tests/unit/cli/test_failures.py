@@ -145,6 +145,23 @@ def test_lost_answer_to_a_versioned_change_is_no_failure(
     assert (again.exit_code, fleet_cli.gateway.get("/v1/jobs/job-0000000009").document["priorityClass"]) == (0, "high")
 
 
+def test_lost_answer_of_suspension_advises_to_check_first(
+    fleet_cli: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    answer: Callable[..., ApiResponse] = fleet_cli.answer
+    monkeypatch.setattr(
+        fleet_cli,
+        "answer",
+        lambda method, *request: ApiResponse(502, {}, "") if method == "POST" else answer(method, *request),
+    )
+
+    lost = fleet_cli.run("jobs", "suspend", "job-0000000009", "--yes")
+
+    assert "check the current state before you repeat the command" in lost.err
+    assert "retry safely" not in lost.err
+
+
 def test_unreachable_proxy_is_named(fleet_cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     with socket.socket() as free:
