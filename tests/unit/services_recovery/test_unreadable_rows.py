@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from evenkeel.domain.health.incidents import AffectedJob
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.guardrails import GuardrailAction
@@ -22,6 +23,7 @@ from evenkeel.services.queries.incidents import read_incidents
 from evenkeel.services.queries.jobs import read_jobs
 from evenkeel.services.recovery import blocked_incidents, cordon_node, drain_node, plan_recovery, repair_node
 from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
+from evenkeel.services.rentals import rental_store
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import pagination
@@ -31,6 +33,7 @@ from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.stored_rows import type_of
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
+from tests.unit.services_recovery.test_rollback_in_recovery import recovery_of_moved_job, report_corrupting_fault
 
 NEW_VALUE = "VALUE_OF_A_NEWER_RELEASE"
 FAILS_AS_A_WHOLE = {"Charge", "RentalAllocation"}
@@ -197,6 +200,40 @@ def test_job_that_becomes_unreadable_stops_no_other_resume() -> None:
 
     assert drained.unreadable_attempts == (f"{scenario.job_id}-a1",)
     assert [job.job_id for job in planned.jobs] == [other_job_id]
+
+
+def test_unreadable_row_of_lost_node_does_not_stop_resume() -> None:
+    scenario = RecoveryScenario(size=4)
+    sweep_fleet.run(scenario.context())
+    scenario.report_fault()
+    for service in (plan_recovery, cordon_node, drain_node):
+        scenario.run_state("", service)
+    scenario.world.cluster.remove_node(scenario.incident.node_name)
+    write_newer_value(scenario, fleet_rows.node_key(CLUSTER, instance_id(1)), ("isReady",))
+
+    planned = scenario.run_state("PlanResume", plan_resume)
+
+    assert [job.job_id for job in planned.jobs] == [scenario.job_id]
+
+
+def test_unreadable_job_stops_no_rollback_of_another() -> None:
+    recovery = recovery_of_moved_job()
+    report_corrupting_fault(recovery)
+    other_job_id = recovery.scenario.submit("other", nodes=1).job_id
+    write_newer_value(recovery, job_rows.job_key(other_job_id), ("state",))
+    jobs = (AffectedJob(job_id=other_job_id, attempt=1), *recovery.incident.affected_jobs)
+
+    assert plan_resume.roll_back_jobs(recovery.incident.replace(affected_jobs=jobs), recovery.context()) == 1
+    assert recovery.job.rollbacks == 1
+
+
+def test_unreadable_attempt_is_left_out_of_estimates() -> None:
+    recovery = recovery_of_moved_job()
+    write_newer_value(recovery, job_rows.attempt_key(recovery.job_id, 1), ("state",))
+
+    attempts = rental_store.read_attempts(recovery.world.ledger, [recovery.job])
+
+    assert [attempt.attempt for attempt in attempts] == [2]
 
 
 def test_node_with_an_unreadable_record_takes_no_work() -> None:

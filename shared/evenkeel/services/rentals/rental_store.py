@@ -89,13 +89,13 @@ def read_shortages(ledger: Ledger) -> tuple[Shortages, int]:
 
 
 def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
-    """Return the last attempts of these jobs."""
+    """Return the last attempts of these jobs, for estimates. Unreadable ones are left out; the sweep reports them."""
     keys = [
         job_rows.attempt_key(job.job_id, number)
         for job in jobs
         for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
     ]
-    return tuple(rows.decode(row, Attempt) for row in get_all(ledger, keys).values())
+    return tuple(attempt for _, attempt in rows.readable_rows(get_all(ledger, keys).values(), Attempt))
 
 
 def read_done_seconds(ledger: Ledger, running_jobs: Iterable[Job]) -> dict[str, float]:

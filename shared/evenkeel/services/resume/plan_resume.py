@@ -396,19 +396,25 @@ def roll_back_jobs(incident: Incident, context: Context) -> int:
         return 0
     rolled_back_count, shared_facts = 0, None
     for affected_job in incident.affected_jobs:
-        row = context.ledger.get(job_rows.job_key(affected_job.job_id))
-        job = rows.decode(row, Job) if row else None
-        if job is None or job.state.has_ended or job.current_attempt <= affected_job.attempt:
-            continue
-        rollback = _judge_rollback(incident, affected_job, job, context)
-        if rollback.action is Rollback.LIMIT:
-            _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
-        if rollback.action is not Rollback.STOP:
-            continue
-        shared_facts = shared_facts or _read_shared_facts(incident, context)
-        _plan_resume_of_job(incident, affected_job, shared_facts, context, may_rent_or_preempt=False)
-        rolled_back_count += 1
+        with contextlib.suppress(Unreadable):  # the other jobs continue, and the sweep reports the row
+            if not _needs_rollback(incident, affected_job, context):
+                continue
+            shared_facts = shared_facts or _read_shared_facts(incident, context)
+            _plan_resume_of_job(incident, affected_job, shared_facts, context, may_rent_or_preempt=False)
+            rolled_back_count += 1
     return rolled_back_count
+
+
+def _needs_rollback(incident: Incident, affected_job: AffectedJob, context: Context) -> bool:
+    """Whether a job must be rolled back. If it was rolled back too often, page a person instead."""
+    row = context.ledger.get(job_rows.job_key(affected_job.job_id))
+    job = rows.decode(row, Job) if row else None
+    if job is None or job.state.has_ended or job.current_attempt <= affected_job.attempt:
+        return False
+    rollback = _judge_rollback(incident, affected_job, job, context)
+    if rollback.action is Rollback.LIMIT:
+        _alert_about_distrusted_checkpoint(incident, affected_job, job.current_attempt, rollback, context)
+    return rollback.action is Rollback.STOP
 
 
 def _note_already_resuming(
@@ -636,7 +642,7 @@ def _why_not_weighed(job: Job) -> str:
 
 
 def _spread_before(attempt: Attempt, shared_facts: _SharedFacts, ledger: Ledger) -> NetworkSpread | None:
-    """Return how far apart the nodes of an attempt are; None if the position of a node is unknown.
+    """Return how far apart the nodes of an attempt are; None if the position of a node is unknown or unreadable.
 
     Kubernetes may have removed the faulty node already. Its position is then in the row of the last sweep.
     """
@@ -646,7 +652,7 @@ def _spread_before(attempt: Attempt, shared_facts: _SharedFacts, ledger: Ledger)
         node: HasPosition | None = node_objects.get((life.cluster, name))
         if node is None:
             row = ledger.get(fleet_rows.node_key(life.cluster, life.instance_id))
-            node = rows.decode(row, FleetNode) if row else None
+            node = next((value for _, value in rows.readable_rows([row] if row else [], FleetNode)), None)
         if node is None:
             return None
         nodes.append(node)
