@@ -496,7 +496,7 @@ _ANSWERS: dict[str, Json] = {
             "unreadableIncidents": {
                 "type": "integer",
                 "minimum": 0,
-                "description": "Incidents of the window that cannot be read. The report leaves them out.",
+                "description": "Incidents left out, because they or a record of their node cannot be read.",
             },
             "summary": {
                 "type": "object",

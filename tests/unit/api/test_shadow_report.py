@@ -126,6 +126,17 @@ def test_shadow_report_counts_unreadable_incidents(gateway: Gateway) -> None:
     assert (document["summary"]["cases"], document["unreadableIncidents"], document["isComplete"]) == (1, 1, True)
 
 
+def test_case_with_unreadable_record_is_left_out_and_counted(gateway: Gateway) -> None:
+    incidents = [an_observed(number, hours=number) for number in range(1, 4)]
+    store(gateway.fakes.ledger, *incidents)
+    store_node_event(gateway, incidents[0], NodeEventKind.REPLACED, hours=1)
+    make_unreadable(gateway.fakes.ledger, incident_rows.aftermath_key(incidents[0].incident_id), "events")
+
+    document = read_report(gateway)
+
+    assert (document["summary"]["cases"], document["unreadableIncidents"]) == (2, 1)
+
+
 @pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])
 def test_shadow_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> None:
     store(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))

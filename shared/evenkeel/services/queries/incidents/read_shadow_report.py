@@ -63,7 +63,7 @@ def show_shadow_report(filters: ShadowFilter, page: pagination.PageRequest, cont
     """
     since = filters.since or context.now - DEFAULT_SINCE
     incidents, has_all, unreadable_count = read_incidents.incidents_since(context.ledger, since)
-    judged_cases = _judge_cases(incidents, filters, context)
+    judged_cases, left_out_count = _judge_cases(incidents, filters, context)
     items, token = _page_of(judged_cases, page)
     oldest_at = min((incident.opened_at for incident in incidents), default=None)
     return {
@@ -71,14 +71,17 @@ def show_shadow_report(filters: ShadowFilter, page: pagination.PageRequest, cont
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
         "isComplete": has_all,
-        "unreadableIncidents": unreadable_count,
+        "unreadableIncidents": unreadable_count + left_out_count,
         "summary": summarise_cases(judged_cases, filters.shadow_times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
 
 
-def _judge_cases(incidents: Sequence[Incident], filters: ShadowFilter, context: Context) -> list[JudgedCase]:
+def _judge_cases(
+    incidents: Sequence[Incident], filters: ShadowFilter, context: Context
+) -> tuple[list[JudgedCase], int]:
+    """Return the judged cases, and how many incidents were left out because a record of their node is unreadable."""
     decisions = [
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
@@ -89,10 +92,12 @@ def _judge_cases(incidents: Sequence[Incident], filters: ShadowFilter, context: 
         if not incident.is_drill:
             by_node[incident.life.key].append(incident)
     nodes = _load_nodes(cases, by_node, context)
-    return [
+    judged_cases = [
         judge_case(_shadow_case(decision, group, nodes[decision.node]), filters.shadow_times)
         for decision, group in cases
+        if decision.node in nodes
     ]
+    return judged_cases, sum(len(group) for decision, group in cases if decision.node not in nodes)
 
 
 class _NodeRecords(NamedTuple):
@@ -113,7 +118,7 @@ def _load_nodes(
     by_node: Mapping[str, Sequence[Incident]],
     context: Context,
 ) -> dict[str, _NodeRecords]:
-    """Read the records of all nodes of the cases, a hundred rows at a time."""
+    """Read the records of the nodes of all cases, a hundred rows at a time, without nodes with an unreadable record."""
     records_by_node = {decision.node: by_node[decision.node] for decision, _ in cases}
     keys = {
         incident_rows.aftermath_key(incident.incident_id): name
@@ -126,19 +131,23 @@ def _load_nodes(
         for name, incidents in records_by_node.items()
     }
     stored_rows: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
+    unreadable_keys: set[Key] = set()
     aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
     for key, name in keys.items():
-        if key in stored_rows:
-            aftermaths[name].append(rows.decode(stored_rows[key], Aftermath))
+        aftermaths[name] += rows.readable_values(
+            [stored_rows[key]] if key in stored_rows else [], Aftermath, unreadable_keys
+        )
     reports = heartbeats.load_source_reports(context.ledger)
     answer = {}
     for name, incidents in records_by_node.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
         report, row = reports.get(source.name), stored_rows.get(fleet[name])
-        node = rows.decode(row, FleetNode) if row else None
+        node = next(rows.readable_values([row] if row else [], FleetNode, unreadable_keys), None)
         listed_at = report.seen_at if report else None
         answer[name] = _NodeRecords(incidents, aftermaths[name], node, listed_at, context.now)
-    return answer
+    unreadable_nodes = {name for name, key in fleet.items() if key in unreadable_keys}
+    unreadable_nodes |= {name for key, name in keys.items() if key in unreadable_keys}
+    return {name: records for name, records in answer.items() if name not in unreadable_nodes}
 
 
 def _shadow_case(decision: ShadowDecision, decisions: Sequence[ShadowDecision], node: _NodeRecords) -> ShadowCase:
