@@ -20,10 +20,10 @@ from evenkeel.events.outcomes import Malformed, ParsedEvent, Unknown
 from evenkeel.ports import Put, Table, Unreachable, Write
 from evenkeel.services.incidents import ingest_event
 from evenkeel.services.tables import fleet_rows
-from tests.fakes.cluster import instance_id
+from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, store
+from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, make_unreadable, store
 
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
 
@@ -84,6 +84,15 @@ def test_fault_report_opens_an_incident(gateway_with_nodes: Gateway) -> None:
     assert {
         tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpened"
     } == {("site",)}
+
+
+def test_unreadable_node_row_refuses_no_fault_report(gateway_with_nodes: Gateway) -> None:
+    key = fleet_rows.node_key(CLUSTER, instance_id(1))
+    make_unreadable(gateway_with_nodes.fakes.ledger, key, "isReady")
+
+    answer = report_faults(gateway_with_nodes, a_fault(1), a_fault(2))
+
+    assert (answer.status, answer.document["accepted"]) == (202, 2)
 
 
 def test_sessions_of_one_role_are_one_signal_source(gateway_with_nodes: Gateway) -> None:

@@ -277,8 +277,11 @@ def _instance_id_in(node_name: str) -> str:
 
 
 def _is_own_node(instance_id: str, context: Context) -> bool:
-    nodes = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
-    return any(row is not None and not rows.decode(row, FleetNode).is_gone for row in nodes)
+    """Whether the fleet has a node that is not gone. A node whose row this release cannot read counts as present."""
+    node_rows = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
+    stored_rows = [row for row in node_rows if row is not None]
+    gone_count = sum(node.is_gone for _, node in rows.readable_rows(stored_rows, FleetNode))
+    return gone_count < len(stored_rows)
 
 
 def _instance_ids_by_name(ledger: Ledger) -> dict[str, str]:
