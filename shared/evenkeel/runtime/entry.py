@@ -94,8 +94,8 @@ def task(handler: Handler) -> Handler:
 
     Step Functions compares error names exactly and knows no inheritance. So an error leaves as `TransientError` or
     `PermanentError`, and its message begins with the name of its class. A bug leaves under its own name.
-    `NoPolicyInForce` and `PageNotSent` leave under their own names, too: workflows repeat the task for a day, until a
-    person applies a policy, or until the page is sent.
+    `NoPolicyInForce` and `PageNotSent` leave under their own names, too: workflows repeat the task for a day. A person
+    applies a policy meanwhile, or SNS accepts the page.
 
     If the event has a task token, the failure is also sent to Step Functions. Not every engine ends a task when an
     error is raised under `.waitForTaskToken`, and the workflow must not wait for an answer that never comes.
