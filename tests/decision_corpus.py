@@ -62,6 +62,7 @@ from evenkeel.domain.recovery import (
     plan,
     recovery_waits,
     repair,
+    repair_facts,
     repair_lease,
     repair_requests,
     resume_options,
@@ -104,7 +105,7 @@ class ValidationFacts(Value):
 
 FACTS: Mapping[str, type[Value]] = {
     "RECOVERY": plan.PlanFacts,
-    "REPAIR": repair.RepairFacts,
+    "REPAIR": repair_facts.RepairFacts,
     "CHECK": validation.CheckFacts,
     "RESUME": resume_options.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,

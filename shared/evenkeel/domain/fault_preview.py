@@ -18,7 +18,8 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTraits, PlanFacts, RecoveryPlan, plan_recovery
-from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import Repair, RepairFacts
 from evenkeel.domain.recovery.repair_requests import RepairAnswer, RepairRequest, request_deadline
 from evenkeel.domain.recovery.resume_options import distrust_after, requirement_after
 from evenkeel.domain.recovery.validation import Validity

@@ -19,7 +19,8 @@ from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fau
 from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.plan import PlanFacts, outcome_in_mode, plan_recovery, why_not_allowed
-from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import RepairFacts
 from evenkeel.domain.recovery.resume_options import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.domain.recovery.unmanaged_restarts import RestartFacts, decide_restart

@@ -7,7 +7,7 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import NodeOwner, PlanFacts
-from evenkeel.domain.recovery.repair import RepairFacts
+from evenkeel.domain.recovery.repair_facts import RepairFacts
 from evenkeel.domain.recovery.repair_requests import RepairRequest
 from evenkeel.domain.recovery.validation import Validity
 from tests.fakes import a_node, a_provider_node

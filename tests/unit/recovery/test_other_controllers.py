@@ -9,7 +9,8 @@ from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import NodeOwner, plan_recovery
 from evenkeel.domain.recovery.recovery_waits import evaluate_node_back
-from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import Repair, RepairDecision
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.fakes import a_node
 from tests.unit.recovery.facts import (

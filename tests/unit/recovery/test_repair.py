@@ -10,7 +10,8 @@ from evenkeel.domain.recovery.guardrails import REPAIRS
 from evenkeel.domain.recovery.holds import Hold
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import NodeOwner
-from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import Repair, RepairDecision
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import request_deadline
 from tests.unit.recovery.facts import (

@@ -14,7 +14,8 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import RepairFacts
 from evenkeel.domain.recovery.repair_requests import RepairAnswer
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import Resources

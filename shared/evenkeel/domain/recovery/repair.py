@@ -11,30 +11,24 @@ as acceptance. A failure that the provider reports, such as missing capacity, en
 """
 
 from datetime import datetime, timedelta
-from enum import StrEnum
 
-from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import RepairProgress
-from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.plurals import count_of
 from evenkeel.domain.recovery.guardrails import (
     ALLOWED,
     REPAIRS,
     GuardrailAction,
-    GuardrailFacts,
     GuardrailName,
     check_guardrails,
 )
 from evenkeel.domain.recovery.holds import Hold
 from evenkeel.domain.recovery.node_groups import GroupAction, GroupRepairFacts, choose_group_repair
-from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark
-from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTraits, NodeOwner
+from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, NodeOwner
+from evenkeel.domain.recovery.repair_facts import Repair, RepairDecision, RepairFacts, decision_of
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
     ACCEPTED_ANSWERS,
-    DIAGNOSE,
     FAILURES,
     NO_CAPACITY,
     REBOOT,
@@ -54,124 +48,17 @@ from evenkeel.domain.recovery.repair_requests import (
     reports_of_owner,
     request_deadline,
 )
-from evenkeel.domain.recovery.validation import Validity
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.recovery.repair_rungs import (
+    explain_rung,
+    find_boot_after_fault,
+    find_first_open_rung,
+    has_evenkeel_rebooted,
+    has_rebooted,
+    has_rebooted_since_opening,
+    may_repeat_rung,
+)
 
 _MAX_REFUSALS = 10
-
-
-class Repair(StrEnum):
-    """Next repair action."""
-
-    DIAGNOSE = "DIAGNOSE"
-    """Drain the node, then validate it, with a deep health check if available."""
-    REBOOT = "REBOOT"
-    REPLACE = "REPLACE"
-    AWAIT = "AWAIT"
-    """A repair is in progress: wait for the node, request nothing."""
-    PAUSE = "PAUSE"
-    LATER = "LATER"
-    """Wait for jobs that may finish, or until HyperPod has finished its own change of the cluster."""
-    HOLD = "HOLD"
-    BLOCKED = "BLOCKED"
-    """A guardrail blocks the next rung."""
-    NOT_NEEDED = "NOT_NEEDED"
-    """The node is gone and gets no replacement."""
-    HEALTHY = "HEALTHY"
-    """The node slot has a Ready node: validate it."""
-    ASK_PERSON = "ASK_PERSON"
-    STAND_DOWN = "STAND_DOWN"
-
-
-class RepairFacts(Value):
-    """Facts for the decision."""
-
-    incident_id: str
-    life: NodeLife
-    fault_key: str
-    fault: FaultTraits | None = None
-    """The fault with the site's overrides; None = as shipped."""
-    ladder: tuple[str, ...]
-    owner: NodeOwner
-    """The owner now. It differs from the owner in the plan if NodeRecovery has become Automatic since."""
-    opened_at: Instant
-    last_fault_at: Instant | None = None
-    """Time of the latest fault signal; None in records of older releases."""
-    boot_id_at_opening: str
-    has_recovered: bool
-    not_allowed: str
-    """Why no action is allowed; empty if actions are allowed."""
-    is_manual_cordon: bool
-    controller: ControllerMark | None = None
-    """The mark of another controller that repairs nodes; None without one."""
-    has_karpenter: bool = False
-    """Whether HyperPod's own Karpenter scales the cluster: it replaces a node only if pods need one."""
-    lease_holder: str
-    """Another open incident that repairs this node slot; empty if there is none."""
-    requests: tuple[RepairRequest, ...]
-    """Every repair request for this node life, oldest first, including earlier incidents."""
-    slot_state: SlotState
-    group: GroupRepairFacts | None = None
-    """Auto Scaling group of the node; None unless the owner is NODE_GROUP."""
-    validity: Validity
-    """Validity of the node in the slot."""
-    invalid_at: Instant | None = None
-    """Time at which a node in this slot last failed validation."""
-    deep_check_failed_at: Instant | None = None
-    """Time at which this node failed HyperPod's deep health check."""
-    hold: Hold | None
-    opt_out_reason: str = ""
-    """How a person opted this node out of automation; empty if no person did."""
-    provider_busy: str = ""
-    """Why HyperPod's own change of the cluster blocks a repair; empty if it does not."""
-    has_work: bool = False
-    """Whether jobs run on the node."""
-    work_may_run_until: Instant | None = None
-    leaves_work: bool = False
-    """Whether the jobs on the node keep running, whatever the decision is."""
-    unreadable_attempts: tuple[str, ...] = ()
-    """Attempts that may use the node, and whose rows this release cannot read. Known only after the drain."""
-    has_unreadable_row: bool = False
-    """Whether this release cannot read the node's row, so the causes that it shares with other nodes are unknown. Read
-    only when a rung is due."""
-    progress: tuple[RepairProgress, ...] = ()
-    """Repair steps that the provider reported, oldest first."""
-    calls_today: int = 0
-    """Repair requests for this slot within a day, including earlier incidents and nodes."""
-    returns: int = 0
-    """Number of returns of this node to service within the flapping window."""
-    returned_at: Instant | None = None
-    """When the node last returned to service within that window; None if it did not."""
-    guard: GuardrailFacts | None = None
-    """Facts for the guardrails. They are read only when a rung is due, and no rung is requested without them."""
-    now: Instant
-
-    @property
-    def fault_traits(self) -> FaultTraits:
-        """The traits of the fault."""
-        return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
-
-    def has_failed_validation_since(self, time: datetime) -> bool:
-        """Whether a node in this slot has failed a validation since a time."""
-        return self.invalid_at is not None and self.invalid_at >= time
-
-
-class RepairDecision(Value):
-    """Next repair action for one node, with its reason."""
-
-    action: Repair
-    reason: str
-    wait_seconds: int = 0
-    drains: bool = False
-    """Whether the jobs on the node stop first."""
-    awaited_owner: str = ""
-    """Owner that Evenkeel waits for from now on, one of `WAIT_RUNGS`; empty if none."""
-    alternatives: tuple[Alternative, ...] = ()
-
-    @property
-    def rung(self) -> str:
-        """The provider request to make; empty if none."""
-        return self.action.lower() if self.action in (Repair.REBOOT, Repair.REPLACE) else ""
 
 
 _ENDS_WORK = (Repair.DIAGNOSE, Repair.REBOOT, Repair.REPLACE)
@@ -185,14 +72,14 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """
     decision = _choose_action(facts, policy)
     if decision.drains and facts.hold is not None:
-        return _decision_of(Repair.HOLD, f"The node's jobs cannot move yet. {_hold_text(facts.hold)}")
+        return decision_of(Repair.HOLD, f"The node's jobs cannot move yet. {_hold_text(facts.hold)}")
     if decision.action in _ENDS_WORK and facts.unreadable_attempts:
         names = ", ".join(facts.unreadable_attempts)
         reason = f"{names} may use the node, but this release cannot read the rows: deploy the newer release."
-        return _decision_of(Repair.ASK_PERSON, reason, (decision.action.lower(), "it would end this work unsaved"))
+        return decision_of(Repair.ASK_PERSON, reason, (decision.action.lower(), "it would end this work unsaved"))
     if decision.rung and facts.has_unreadable_row:
         reason = "This release cannot read the node's row: deploy the newer release."
-        return _decision_of(Repair.ASK_PERSON, reason, (decision.rung, "a cause that the node shares is unknown"))
+        return decision_of(Repair.ASK_PERSON, reason, (decision.rung, "a cause that the node shares is unknown"))
     return decision
 
 
@@ -216,13 +103,13 @@ def _choose_action(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 def _decide_to_stand_down(facts: RepairFacts) -> RepairDecision | None:
     """Return the decision to leave the node alone; None if Evenkeel may repair it."""
     if facts.not_allowed:
-        return _decision_of(Repair.STAND_DOWN, facts.not_allowed)
+        return decision_of(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
-        return _decision_of(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
+        return decision_of(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
     if facts.opt_out_reason:
-        return _decision_of(Repair.STAND_DOWN, facts.opt_out_reason)
+        return decision_of(Repair.STAND_DOWN, facts.opt_out_reason)
     if facts.is_manual_cordon:
-        return _decision_of(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").replace(
+        return decision_of(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").replace(
             drains=True
         )
     return None
@@ -242,9 +129,9 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
         return _leave_to_controller(facts.controller)
     if facts.owner is NodeOwner.CONTROLLER:
         reason = "Another controller removed its mark from this node: Evenkeel waits until the node passes validation."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
+        return decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
     if _has_recovered_by_itself(facts, policy):
-        return _decision_of(
+        return decision_of(
             Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation."
         )
     owner_decision = _leave_to_owner(facts, policy)
@@ -252,9 +139,9 @@ def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDe
         return owner_decision
     running_until = _jobs_may_run_until(facts)
     if running_until is not None:
-        return _decision_of(Repair.LATER, _running_jobs_text(running_until))
-    booted_at = _find_boot_after_fault(facts)
-    if booted_at is not None and _find_first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
+        return decision_of(Repair.LATER, _running_jobs_text(running_until))
+    booted_at = find_boot_after_fault(facts)
+    if booted_at is not None and find_first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
         return _decide_after_reboot(facts, booted_at, policy)
     return _choose_next_rung(facts, policy, why_failed="")
 
@@ -263,16 +150,16 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
     if facts.owner is NodeOwner.NONE or (facts.owner is NodeOwner.NODE_GROUP and facts.group is None):
         reason = "Nothing is known to replace this node: it stays out of service until a person acts."
-        return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
+        return decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     has_failed = facts.has_failed_validation_since(facts.opened_at)
-    is_repaired = _has_rebooted_since_opening(facts) and facts.validity.is_valid and not has_failed
+    is_repaired = has_rebooted_since_opening(facts) and facts.validity.is_valid and not has_failed
     if facts.owner is NodeOwner.HYPERPOD and is_repaired:
-        return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
+        return decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is NodeOwner.HYPERPOD:
         return _leave_to_hyperpod(facts)
     if facts.owner is NodeOwner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
-        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_KARPENTER)
+        return decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_KARPENTER)
     return None
 
 
@@ -284,7 +171,7 @@ def _leave_to_hyperpod(facts: RepairFacts, why_failed: str = "") -> RepairDecisi
     until = facts.work_may_run_until
     may_run = facts.leaves_work or (until is not None and facts.now < until)
     reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-    return _decision_of(Repair.AWAIT, f"{why_failed}{reason}").replace(
+    return decision_of(Repair.AWAIT, f"{why_failed}{reason}").replace(
         awaited_owner=WAIT_FOR_HYPERPOD, drains=facts.hold is None and not may_run
     )
 
@@ -293,9 +180,9 @@ def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
     """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
-        return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
+        return decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     reason = f"{mark.controller} repairs this node ({mark.mark}): Evenkeel waits and requests nothing."
-    return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
+    return decision_of(Repair.AWAIT, reason).replace(awaited_owner=WAIT_FOR_CONTROLLER)
 
 
 def _decide_after_controller(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -307,16 +194,16 @@ def _decide_after_controller(facts: RepairFacts, last_request: RepairRequest, po
         return _decide_without_node(facts, last_request.requested_at, policy)
     has_failed = facts.has_failed_validation_since(last_request.requested_at)
     if mark is None and facts.validity.is_valid and not has_failed:
-        return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
+        return decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
     if facts.now < request_deadline(last_request, policy) and (mark is not None or not has_failed):
         progress = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node fails its validation"
-        return _decision_of(Repair.AWAIT, f"{progress}: Evenkeel waits.")
+        return decision_of(Repair.AWAIT, f"{progress}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
     if mark is not None:
         reason = f"{mark.controller} has not repaired this node within {minutes} min ({mark.mark})."
     else:
         reason = f"Another controller released this node, but it fails its validation: {facts.validity.reason}"
-    return _decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
+    return decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
 
 
 def _decide_with_replacement(
@@ -333,19 +220,19 @@ def _decide_with_replacement(
     )
     if facts.has_failed_validation_since(launched_at):
         reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause")
         )
     if facts.validity.is_valid:
-        return _decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
+        return decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last_request and last_request.rung == WAIT_FOR_HYPERPOD:
         reports = reports_of_owner(facts.requests, facts.progress)
         deadline = max(deadline, request_deadline(last_request, policy, facts.slot_state, reports))
     if facts.now < deadline:
-        return _decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
+        return decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
     reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
-    return _decision_of(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
+    return decision_of(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
 def _decide_after_request(facts: RepairFacts, last_request: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -358,18 +245,18 @@ def _decide_after_request(facts: RepairFacts, last_request: RepairRequest, polic
     if failure is not None:
         return _decide_after_failure(facts, failure, policy)
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
-        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+        return decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
-        return _leave_to_group(facts, facts.group, policy) or _decision_of(
+        return _leave_to_group(facts, facts.group, policy) or decision_of(
             Repair.AWAIT, f"The {last_request.rung} is in progress."
         )
-    if last_request.rung == REBOOT and _has_rebooted(facts, last_request):
+    if last_request.rung == REBOOT and has_rebooted(facts, last_request):
         return _decide_after_reboot(facts, last_request.requested_at, policy)
     if last_request.answer in ("", RepairAnswer.UNKNOWN):
         return _decide_without_reply(facts, last_request, policy)
     if last_request.answer in ACCEPTED_ANSWERS:
         if facts.now < request_deadline(last_request, policy):
-            return _decision_of(Repair.AWAIT, f"The {last_request.rung} is in progress.")
+            return decision_of(Repair.AWAIT, f"The {last_request.rung} is in progress.")
         return _choose_next_rung(
             facts, policy, why_failed=f"The provider accepted the {last_request.rung}, but the node did not come back."
         )
@@ -393,9 +280,9 @@ def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: Repa
     """
     has_failed = facts.has_failed_validation_since(rebooted_at)
     if facts.validity.is_valid and not has_failed:
-        return _decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
+        return decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
     if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
-        return _decision_of(Repair.AWAIT, "The node rebooted and is starting.")
+        return decision_of(Repair.AWAIT, "The node rebooted and is starting.")
     if facts.validity.is_valid:
         return _choose_next_rung(facts, policy, why_failed="The node rebooted, but it failed its validation.")
     return _choose_next_rung(facts, policy, why_failed=f"The reboot did not clear the fault: {facts.validity.reason}")
@@ -407,14 +294,14 @@ def _decide_without_reply(facts: RepairFacts, last_request: RepairRequest, polic
     if evidence:
         accepted_request = last_request.replace(answer=RepairAnswer.ACCEPTED)
         if facts.now < request_deadline(accepted_request, policy):
-            return _decision_of(
+            return decision_of(
                 Repair.AWAIT, f"The {last_request.rung} request got no reply but took effect: {evidence}."
             )
         return _choose_next_rung(
             facts, policy, why_failed=f"The {last_request.rung} request got no reply; the node is not back."
         )
     if facts.now < request_deadline(last_request, policy):
-        return _decision_of(
+        return decision_of(
             Repair.AWAIT, f"The {last_request.rung} request got no reply: Evenkeel waits for evidence first."
         )
     return _choose_next_rung(
@@ -430,47 +317,9 @@ def _find_pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairReq
         if request.rung not in WAIT_RUNGS and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
     ]
     last_request = requests[-1] if requests else None
-    if (
-        last_request is None
-        or facts.now >= request_deadline(last_request, policy)
-        or _has_rebooted(facts, last_request)
-    ):
+    if last_request is None or facts.now >= request_deadline(last_request, policy) or has_rebooted(facts, last_request):
         return None
     return last_request
-
-
-def _has_rebooted(facts: RepairFacts, last_request: RepairRequest) -> bool:
-    node = facts.slot_state.original.node
-    return (
-        node is not None and bool(last_request.boot_id) and bool(node.boot_id) and node.boot_id != last_request.boot_id
-    )
-
-
-def _has_evenkeel_rebooted(facts: RepairFacts) -> bool:
-    """Whether the node rebooted since a request of this incident, and has not failed a validation since."""
-    reboots = [request for request in facts.requests if request.rung == REBOOT and may_have_effect(request)]
-    if not reboots or reboots[-1].requested_at < facts.opened_at:
-        return False
-    return _has_rebooted(facts, reboots[-1]) and not facts.has_failed_validation_since(reboots[-1].requested_at)
-
-
-def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
-    """Whether the node rebooted between the start of the incident and Evenkeel's first decision."""
-    node, boot_id_before = facts.slot_state.original.node, facts.boot_id_at_opening
-    return node is not None and bool(boot_id_before) and bool(node.boot_id) and node.boot_id != boot_id_before
-
-
-def _find_boot_after_fault(facts: RepairFacts) -> datetime | None:
-    """Return when the node last became Ready or NotReady, if it has booted since its latest fault signal; else None.
-
-    A person can have rebooted it, or Evenkeel before the tables were restored to an earlier time. The boot id alone
-    does not show whether the latest signal is from before the boot.
-    """
-    node = facts.slot_state.original.node
-    if node is None or facts.last_fault_at is None or not _has_rebooted_since_opening(facts):
-        return None
-    changed_at = node.ready_since or node.not_ready_since
-    return changed_at if changed_at is not None and changed_at > facts.last_fault_at else None
 
 
 def _decide_after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
@@ -481,11 +330,11 @@ def _decide_after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> Repair
         if request.rung == WAIT_FOR_HYPERPOD and request.requested_at >= facts.opened_at
     ]
     if len(waits) >= policy.max_attempts:
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON, f"The node failed its deep health check again, after {count_of(len(waits), 'repair')}."
         )
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
-    return _decision_of(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
+    return decision_of(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
         awaited_owner=WAIT_FOR_HYPERPOD
     )
 
@@ -497,14 +346,14 @@ def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy:
     """
     owner = _AWAITED_OWNERS[last_request.rung]
     if not facts.slot_state.original.is_listed and (facts.owner is NodeOwner.KARPENTER or facts.has_karpenter):
-        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
-    has_rebooted = _has_rebooted(facts, last_request)
+        return decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+    is_rebooted = has_rebooted(facts, last_request)
     has_failed = last_request.rung == WAIT_FOR_HYPERPOD and facts.has_failed_validation_since(last_request.requested_at)
-    if facts.validity.is_valid and (has_rebooted or facts.has_recovered) and not has_failed:
-        return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
-    if facts.validity.is_valid and _has_evenkeel_rebooted(facts):
-        return _decision_of(Repair.HEALTHY, "The node came back late from Evenkeel's reboot: it only needs validation.")
-    if facts.validity.is_valid and has_rebooted:
+    if facts.validity.is_valid and (is_rebooted or facts.has_recovered) and not has_failed:
+        return decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
+    if facts.validity.is_valid and has_evenkeel_rebooted(facts):
+        return decision_of(Repair.HEALTHY, "The node came back late from Evenkeel's reboot: it only needs validation.")
+    if facts.validity.is_valid and is_rebooted:
         # HyperPod's agent finds no fault any more, so HyperPod makes no new attempt.
         return _choose_next_rung(facts, policy, why_failed=f"{owner} rebooted the node, but it failed its validation.")
     by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
@@ -513,10 +362,10 @@ def _decide_after_owner(facts: RepairFacts, last_request: RepairRequest, policy:
     progress = reports_of_owner(facts.requests, facts.progress)
     deadline = request_deadline(last_request, policy, facts.slot_state, progress)
     if facts.now < deadline:
-        return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
+        return decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
     if facts.owner is not NodeOwner.KARPENTER and is_repair_under_way(facts.slot_state, progress):
         reason = "HyperPod's repair of this node takes longer than expected."
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
         )
     failure = progress[-1] if progress and progress[-1].code in FAILURES else None
@@ -533,7 +382,7 @@ def _decide_after_failure(facts: RepairFacts, failure: RepairProgress, policy: R
     """Decide after the provider reported a failed repair. Another request does not help if capacity is missing."""
     report = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
     if failure.code == NO_CAPACITY:
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON,
             f"{report} First check the zone, training plan and reservation of {facts.life.cluster}'s pool.",
             ("replace", "without capacity the next request would fail too"),
@@ -544,14 +393,14 @@ def _decide_after_failure(facts: RepairFacts, failure: RepairProgress, policy: R
 def _decide_without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node disappeared: wait for its replacement, if one will come."""
     if facts.owner is NodeOwner.NODE_GROUP:
-        return _decision_of(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
+        return decision_of(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
     if facts.has_karpenter:
-        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+        return decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.owner is not NodeOwner.KARPENTER and facts.now < since + timedelta(
         seconds=policy.replace_deadline_seconds
     ):
-        return _decision_of(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
-    return _decision_of(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
+        return decision_of(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
+    return decision_of(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
 
 
 def _has_recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
@@ -583,7 +432,7 @@ def _choose_next_rung(
         return by_controller.replace(reason=f"{prefix}{by_controller.reason}")
     if facts.owner is NodeOwner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
-        return _decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
+        return decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
     end_of_ladder = _decide_end_of_ladder(facts, policy, prefix)
     if end_of_ladder is not None:
         return end_of_ladder
@@ -593,9 +442,9 @@ def _choose_next_rung(
     is_left_to_hyperpod = facts.owner is NodeOwner.HYPERPOD or _does_hyperpod_repair(facts, policy)
     if is_left_to_hyperpod and not _has_waited_for_hyperpod(facts):
         return _leave_to_hyperpod(facts, prefix)
-    rung, skipped_rungs = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
+    rung, skipped_rungs = find_first_open_rung(facts, policy, allows_reboot=find_boot_after_fault(facts) is None)
     if not rung:
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON, f"{prefix}No repair step is left for {facts.fault_traits.name}.", *skipped_rungs
         )
     if refused_request is not None and rung == refused_request.rung:
@@ -610,7 +459,7 @@ def _choose_next_rung(
     blocked_decision = _decide_blocked_rung(facts, policy, rung, prefix)
     if blocked_decision is not None:
         return blocked_decision
-    return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped_rungs).replace(
+    return decision_of(Repair(rung.upper()), f"{prefix}{explain_rung(facts, rung)}", *skipped_rungs).replace(
         drains=True
     )
 
@@ -648,42 +497,42 @@ def _decide_end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str)
     if any(
         request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
         for request in facts.requests
-    ) and not _may_repeat_rung(facts, REPLACE):
+    ) and not may_repeat_rung(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
-        return _decision_of(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
+        return decision_of(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
     if not facts.ladder and facts.fault_traits.ladder[0] in QUARANTINE_RUNGS:
         reason = f"{facts.fault_traits.name}: Evenkeel keeps the node out of service and does not repair it."
-        return _decision_of(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
+        return decision_of(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
-        return _decision_of(Repair.ASK_PERSON, reason)
+        return decision_of(Repair.ASK_PERSON, reason)
     if len(sent_requests) >= policy.max_attempts:
-        return _decision_of(
+        return decision_of(
             Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(sent_requests)} repair requests, which is the limit."
         )
     if len(own_requests) - len(sent_requests) >= _MAX_REFUSALS:
-        return _decision_of(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
+        return decision_of(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
     return None
 
 
 def _decide_blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
     """Return the decision if the provider, a job, a hold or a guardrail blocks the rung now; None if nothing does."""
     if facts.provider_busy:
-        return _decision_of(Repair.LATER, f"{prefix}{facts.provider_busy}")
+        return decision_of(Repair.LATER, f"{prefix}{facts.provider_busy}")
     running_until = _jobs_may_run_until(facts)
     if running_until is not None:
-        return _decision_of(Repair.LATER, f"{prefix}{_running_jobs_text(running_until)}")
+        return decision_of(Repair.LATER, f"{prefix}{_running_jobs_text(running_until)}")
     if facts.hold is not None:
-        return _decision_of(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
+        return decision_of(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
     verdict = (
         check_guardrails(GuardrailAction(rung), facts.guard, policy.guardrails)
         if facts.guard and rung in REPAIRS
         else ALLOWED
     )
     if verdict.guardrail == GuardrailName.STALE_EVIDENCE:
-        return _decision_of(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
+        return decision_of(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
     if not verdict.is_allowed:
-        return _decision_of(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
+        return decision_of(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
     return None
 
 
@@ -701,120 +550,22 @@ def _hold_text(hold: Hold) -> str:
     return f"{hold.by} holds automation: {hold.reason}"
 
 
-def _find_first_open_rung(
-    facts: RepairFacts, policy: RepairPolicy, *, allows_reboot: bool
-) -> tuple[str, list[tuple[str, str]]]:
-    """Return the next rung, empty if none is left, and why each other rung is not chosen."""
-    skipped_rungs: list[tuple[str, str]] = []
-    for rung in facts.ladder:
-        if rung == DIAGNOSE and facts.has_failed_validation_since(facts.opened_at):
-            skipped_rungs.append((DIAGNOSE, "the node already failed validation"))
-        elif rung == REBOOT and facts.owner in _OWNERS_OUTSIDE_HYPERPOD:
-            skipped_rungs.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
-        elif rung == REBOOT and facts.returns >= policy.lemon_returns:
-            skipped_rungs.append(
-                (REBOOT, f"the node recently returned to service {count_of(facts.returns, 'time')} and failed again")
-            )
-        elif rung == REBOOT and _are_reboots_used_up(facts):
-            skipped_rungs.append((REBOOT, "a reboot was already tried"))
-        elif rung == REBOOT and not allows_reboot:
-            skipped_rungs.append((REBOOT, "the node has already rebooted since its latest fault signal"))
-        elif not _is_rung_used_up(facts, rung):
-            later = facts.ladder[facts.ladder.index(rung) + 1 :]
-            return rung, [*skipped_rungs, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]
-        else:
-            skipped_rungs.append((rung, "already tried"))
-    return "", skipped_rungs
-
-
-def _is_rung_used_up(facts: RepairFacts, rung: str) -> bool:
-    """Whether this incident has used up a rung: one request took effect, or two failed or showed no effect."""
-    requests = [
-        request for request in facts.requests if request.rung == rung and request.requested_at >= facts.opened_at
-    ]
-    if any(
-        request.answer in ACCEPTED_ANSWERS
-        or (
-            request.answer in ("", RepairAnswer.UNKNOWN)
-            and evidence_of_effect(request, facts.slot_state, facts.progress)
-        )
-        for request in requests
-    ):
-        return True
-    return (
-        len([request for request in requests if request.answer in (RepairAnswer.FAILED, RepairAnswer.UNKNOWN, "")]) > 1
-    )
-
-
-def _may_repeat_rung(facts: RepairFacts, rung: str) -> bool:
-    """Whether the rung may be requested again: there was one request, without a reply and without any effect."""
-    requests = [
-        request
-        for request in facts.requests
-        if request.rung == rung and request.answer not in (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
-    ]
-    without_effect = [
-        request
-        for request in requests
-        if request.answer in ("", RepairAnswer.UNKNOWN)
-        and not evidence_of_effect(request, facts.slot_state, facts.progress)
-    ]
-    return len(requests) == len(without_effect) == 1
-
-
-def _are_reboots_used_up(facts: RepairFacts) -> bool:
-    """Whether this incident used its reboot, or earlier reboots count as recurrences by the fault's limits."""
-    if _is_rung_used_up(facts, REBOOT):
-        return True
-    fault = facts.fault_traits
-    since = facts.now - timedelta(hours=fault.recur_window_hours)
-    earlier = [
-        request
-        for request in facts.requests
-        if request.rung == REBOOT and request.answer in ACCEPTED_ANSWERS and request.requested_at >= since
-    ]
-    return 0 < fault.recur_count <= len(earlier) + 1
-
-
-def _explain_rung(facts: RepairFacts, rung: str) -> str:
-    name = facts.fault_traits.name
-    if rung == DIAGNOSE:
-        return f"{name}: Evenkeel validates the node before it treats it as broken."
-    if rung == REBOOT:
-        return f"{name}: a reboot may clear the fault, is quickest and keeps the node."
-    if facts.owner is NodeOwner.KARPENTER:
-        return f"{name}: Karpenter drains and terminates the node."
-    if facts.group is not None:
-        return f"{name}: the Auto Scaling group of the node replaces it."
-    if REBOOT in facts.ladder:
-        return f"{name}: a reboot did not help or would not last, so Evenkeel replaces the node."
-    if REBOOT in facts.fault_traits.ladder:
-        return f"{name}: HyperPod asks for a replacement."
-    return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
-
-
 def _leave_to_group(facts: RepairFacts, group: GroupRepairFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision about a node of an Auto Scaling group; None if Evenkeel may terminate its instance."""
     group_decision = choose_group_repair(group, policy)
     if group_decision.action is GroupAction.TERMINATE:
         return None
     if group_decision.action in (GroupAction.REFUSE, GroupAction.ASK_PERSON):
-        return _decision_of(Repair.ASK_PERSON, group_decision.reason).replace(drains=True)
+        return decision_of(Repair.ASK_PERSON, group_decision.reason).replace(drains=True)
     if group_decision.action is GroupAction.REPLACED:
-        return _decision_of(Repair.NOT_NEEDED, group_decision.reason)
+        return decision_of(Repair.NOT_NEEDED, group_decision.reason)
     if group_decision.action is GroupAction.LATER or not facts.slot_state.original.is_listed:
-        return _decision_of(Repair.PAUSE, group_decision.reason).replace(wait_seconds=policy.retry_seconds)
+        return decision_of(Repair.PAUSE, group_decision.reason).replace(wait_seconds=policy.retry_seconds)
     is_recorded = group.requested_at is not None or group.watched_at is not None
-    return _decision_of(Repair.AWAIT, group_decision.reason).replace(
+    return decision_of(Repair.AWAIT, group_decision.reason).replace(
         awaited_owner="" if is_recorded else WAIT_FOR_NODE_GROUP
     )
 
 
 _AWAITED_OWNERS = {WAIT_FOR_HYPERPOD: "HyperPod", WAIT_FOR_KARPENTER: "Karpenter", WAIT_FOR_NODE_GROUP: "EKS"}
 """The name of the owner that repairs the node while Evenkeel waits, by rung."""
-_OWNERS_OUTSIDE_HYPERPOD = frozenset({NodeOwner.KARPENTER, NodeOwner.NODE_GROUP})
-
-
-def _decision_of(action: Repair, reason: str, *rejections: tuple[str, str]) -> RepairDecision:
-    options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in rejections)
-    return RepairDecision(action=action, reason=reason, alternatives=options)

@@ -24,7 +24,8 @@ from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.node_groups import GroupRepairFacts, group_repair_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import FaultTraits, NodeOwner, present_owner, provider_busy_reason, why_not_allowed
-from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
+from evenkeel.domain.recovery.repair import choose_repair
+from evenkeel.domain.recovery.repair_facts import Repair, RepairDecision, RepairFacts
 from evenkeel.domain.recovery.repair_lease import RepairLease
 from evenkeel.domain.recovery.repair_requests import (
     REPLACE,
