@@ -222,18 +222,18 @@ def _write_private(file: Path, document: Json) -> None:
     draft.replace(file)
 
 
-def down(root: Path) -> int:
-    """Stop the data centre that `up` started. Return 0. Idempotent: yes."""
+def down(root: Path) -> bool:
+    """Stop the data centre that `up` started. Return whether it ran. Idempotent: yes."""
     identity = _supervisor_process(root)
     if identity is None:
-        return 0
+        return False
     os.kill(identity.pid, signal.SIGTERM)
     deadline = time.monotonic() + 30
     while identity.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     if identity.is_alive():
         identity.stop_group()
-    return 0
+    return True
 
 
 def _supervisor_process(root: Path) -> ProcessIdentity | None:

@@ -29,7 +29,10 @@ def up(
 @app.command("down")
 def down() -> None:
     """Stop the data centre and everything in it."""
-    raise typer.Exit(_data_centre().down(_project_folder()))
+    was_up = _data_centre().down(_project_folder())
+    printer = stdout_printer()
+    text = "The data centre has stopped." if was_up else "No data centre runs in this folder."
+    printer.line(printer.with_glyph("ok", text))
 
 
 @app.command("status")

@@ -159,3 +159,9 @@ def test_status_exits_1_and_names_the_part_that_is_down(
     output = capsys.readouterr().out
     assert "down: GPU cluster" in output
     assert "lost: all jobs." in output
+
+
+@pytest.mark.usefixtures("project")
+def test_stopping_stopped_data_centre_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "down"]) == 0
+    assert capsys.readouterr().out == "● No data centre runs in this folder.\n"
