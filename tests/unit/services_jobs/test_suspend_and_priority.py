@@ -1,5 +1,6 @@
 """Suspending, resuming and reprioritising a job: one effect, the author, and every state of the job."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -100,6 +101,26 @@ def test_resumed_job_of_recovery_waits_behind_older_jobs() -> None:
 
     suspend(scenario, job)
     resume(scenario, job)
+    scenario.run_scheduling_cycle()
+
+    states = [scenario.job(waiting_job.job_id).state for waiting_job in (older_job, job)]
+    assert states == [JobState.STARTING, JobState.PENDING]
+
+
+def test_resume_plan_after_a_resume_gives_no_earlier_position() -> None:
+    scenario = JobScenario(size=2)
+    job = scenario.running(nodes=2)
+    older_job = scenario.submit("older", nodes=2)
+    older = scenario.job(older_job.job_id).replace(submitted_at=job.submitted_at - timedelta(hours=1))
+    scenario.set_job(older)
+    suspend(scenario, job)
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+    resume(scenario, job)
+    now = scenario.world.clock.now()
+    plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=now)
+    scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_still_distrusted=False))
+
     scenario.run_scheduling_cycle()
 
     states = [scenario.job(waiting_job.job_id).state for waiting_job in (older_job, job)]

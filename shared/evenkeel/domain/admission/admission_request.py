@@ -95,7 +95,9 @@ class AdmissionRequest(Value):
         """Return the request of a job."""
         plan, resize = job.live_plan(), job.live_resize()
         # A preempted job keeps its old position in the queue. If it went first, it would take its nodes back at once.
-        comes_back = plan is not None and not job.is_preempted
+        # A job that a person resumed keeps its old position, too.
+        was_resumed = job.resumed_after > 0 and job.resumed_after == job.current_attempt
+        comes_back = plan is not None and not job.is_preempted and not was_resumed
         nodes = resize.nodes - resize.rented_nodes if resize else job.next_node_count
         return cls(
             job_id=job.job_id,

@@ -230,6 +230,8 @@ class Job(Value):
     lost_at: Instant | None = None
     """When infrastructure ended its last attempt; None once it has started again."""
     resume_plan: ResumePlan | None = None
+    resumed_after: int = 0
+    """The last attempt before a person resumed it. A resume plan after this attempt gives it no earlier position."""
     stop_request: StopRequest | None = None
     size: int = 0
     """Nodes of the current attempt; 0 before the first."""

@@ -94,9 +94,13 @@ def resume(request: JobChangeRequest, context: Context) -> Job:
         )
         if job.state is not JobState.SUSPENDED:
             return resumed_job
-        # With its earlier resume plan, the job would go before older jobs. Distrusted checkpoints stay distrusted.
+        # With any resume plan, the job would go before older jobs. Distrusted checkpoints stay distrusted.
         return resumed_job.replace(
-            state=JobState.PENDING, reason=f"Resumed by {request.requester.actor}.", resume_plan=None
+            state=JobState.PENDING,
+            reason=f"Resumed by {request.requester.actor}.",
+            resume_plan=None,
+            lost_at=None,
+            resumed_after=job.current_attempt,
         )
 
     return _commit_change(request, "resumed", changed, context)
