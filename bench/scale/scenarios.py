@@ -123,6 +123,8 @@ class Bench:
             for number in range(_QUEUE_CYCLES):
                 if number == _QUEUE_CYCLES - 1:
                     self._end_jobs(deployment, _QUEUE_ENDED)
+                # The speed of the machine changes within the minute that earlier cycles take.
+                deployment.model.scale = processor_scale()
                 answers.append(deployment.invoke("schedule_jobs", {}))
                 deployment.model.time.sleep(60)
 
