@@ -26,6 +26,8 @@ from tests.fakes.metered import ApiCall
 CORDON: Final = "kubernetes:PATCH nodes"
 _QUEUE_CYCLES: Final = 4
 """Cycles of the case `queue`; the last one is measured."""
+_QUEUE_RUNS: Final = 3
+"""Runs of the case `queue`, each on a new fleet; the run with the median processor time counts."""
 _QUEUE_ENDED: Final = 20
 """Jobs that end before the measured cycle."""
 _TEAMS: Final = 100
@@ -116,6 +118,12 @@ class Bench:
 
         The first cycle of a fleet knows no head of a queue. Its figures are in the notes.
         """
+        runs = sorted((self._long_queue_once(size) for _ in range(_QUEUE_RUNS)), key=_processor_seconds)
+        median_run = runs[_QUEUE_RUNS // 2]
+        median_run.notes["processorSecondsOfRuns"] = [_processor_seconds(run) for run in runs]
+        return median_run
+
+    def _long_queue_once(self, size: FleetSize) -> CaseFigures:
         deployment = self.deploy(build_long_queue(size.nodes, size.jobs, _TEAMS))
         answers: list[Any] = []
 
