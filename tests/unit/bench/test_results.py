@@ -76,7 +76,6 @@ STATED = {
     "1.1 s": "bound that test_bound_of_a_cold_event_follows_from_the_assumed_latencies computes",
     "1 s": "aim",
     "3 s": "aim",
-    "250 ms": "aim",
     "1.5 s": "aim",
     "$0.001": "aim",
     "200 kB": "aim",
