@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from evenkeel.domain.capacity.run_times import PastJob
 from evenkeel.domain.health.incidents import AffectedJob
+from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.guardrails import GuardrailAction
@@ -26,11 +28,12 @@ from evenkeel.services.recovery.guardrail_inputs import GuardrailInputs
 from evenkeel.services.rentals import rental_store
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.storage import pagination
+from evenkeel.services.storage import heartbeats, pagination, past_jobs
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
 from evenkeel.services.tables import fleet_rows, incident_rows, job_rows, rows
 from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.ledger import InMemoryLedger
 from tests.stored_rows import type_of
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 from tests.unit.services_recovery.test_rollback_in_recovery import recovery_of_moved_job, report_corrupting_fault
@@ -234,6 +237,35 @@ def test_unreadable_attempt_is_left_out_of_estimates() -> None:
     attempts = rental_store.read_attempts(recovery.world.ledger, [recovery.job])
 
     assert [attempt.attempt for attempt in attempts] == [2]
+
+
+@pytest.mark.parametrize("unreadable", [{"startedAt": "yesterday"}, {"spec": {}}, {"spec": None}, {"endedAt": 5}])
+def test_unreadable_past_job_leaves_run_times_of_others(unreadable: dict[str, Any]) -> None:
+    ledger = InMemoryLedger()
+    run = {"startedAt": "2026-11-03T10:00:00Z", "endedAt": "2026-11-03T11:00:00Z", "spec": {"team": "red"}}
+    for name, document in (("job-1", run), ("job-2", run | unreadable)):
+        state = (f"JOB#{JobState.SUCCEEDED}", name)
+        ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#{name}", "META"), document, state=state)))
+
+    assert past_jobs.load_past_jobs(ledger) == (PastJob("red", "", "", 3600.0),)
+
+
+def test_source_with_unreadable_report_is_unknown_until_next_run() -> None:
+    scenario = RecoveryScenario()
+    sweep_fleet.run(scenario.context())
+    ledger, key = scenario.world.ledger, fleet_rows.heartbeat_key("sweep_fleet")
+    reports = heartbeats.load_source_reports(ledger)
+    row = ledger.get(key)
+    assert row is not None
+    row.doc["sources"]["sweep/facts"] = {"triedAt": "yesterday"}
+    ledger.commit(Put(row))
+
+    assert heartbeats.load_source_reports(ledger) == {
+        name: report for name, report in reports.items() if name != "sweep/facts"
+    }
+    scenario.world.clock.advance(60)
+    sweep_fleet.run(scenario.context())
+    assert heartbeats.load_source_reports(ledger).keys() == reports.keys()
 
 
 def test_node_with_an_unreadable_record_takes_no_work() -> None:

@@ -1,7 +1,10 @@
 """Heartbeats of the scheduled functions: the end of each last run, and the sources that answered or failed in it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
+
+from pydantic import ValidationError
 
 from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
 from evenkeel.domain.values import rfc3339
@@ -73,8 +76,13 @@ def load_source_reports(ledger: Ledger) -> dict[str, SourceReport]:
 
 
 def _reports_of_row(row: Row | None) -> dict[str, SourceReport]:
+    """Return the reports of a heartbeat. A source whose report cannot be read counts as never read: UNKNOWN."""
     documents = row.doc.get("sources") or {} if row else {}
-    return {name: SourceReport.model_validate(document, extra="allow") for name, document in documents.items()}
+    reports: dict[str, SourceReport] = {}
+    for name, document in documents.items():
+        with suppress(ValidationError):
+            reports[name] = SourceReport.model_validate(document, extra="allow")
+    return reports
 
 
 def _should_write(
