@@ -3,8 +3,8 @@
     python -m bench.plan [--rounds 5] [--output bench/results/plan.json]
 
 Prints processor seconds (user and system) of whole processes, with median and range. A fixed loop runs next to each
-process, and the seconds are seconds of an idle processor of the reference machine. The process of the lane "imports
-alone" only imports the command's libraries.
+process. It gives the reference seconds: seconds of an idle processor of the reference machine. The process of the lane
+"imports alone" only imports the command's libraries.
 """
 
 import argparse
@@ -37,21 +37,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         commands = lanes(Path(folder))
         seconds: dict[str, list[float]] = {name: [] for name in commands}
+        reference_seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
             for name, command in commands.items():
                 measure = _seconds_to_first_byte if name.endswith("first byte") else processor_seconds
                 scale = processor_scale()
-                seconds[name].append(round(measure(command) * scale, 4))
-    empty = statistics.median(seconds["imports alone"])
+                used = measure(command)
+                seconds[name].append(round(used, 4))
+                reference_seconds[name].append(round(used * scale, 4))
+    empty = statistics.median(reference_seconds["imports alone"])
     others_share = round(Usage.now().others_since(before), 2)
     write_figures(
         arguments.output,
-        {**describe_origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others_share, "seconds": seconds},
+        {
+            **describe_origin("bench.plan", None, [1]),
+            "rounds": rounds,
+            "othersShare": others_share,
+            "seconds": seconds,
+            "referenceSeconds": reference_seconds,
+        },
     )
-    for name, samples in seconds.items():
+    for name, samples in reference_seconds.items():
         middle = statistics.median(samples)
         print(
-            f"{name:30} {middle:5.2f} s  ({min(samples):.2f}–{max(samples):.2f})  {middle / empty:5.2f} × imports alone"
+            f"{name:30} {statistics.median(seconds[name]):5.2f} s   reference {middle:5.2f} s "
+            f"({min(samples):.2f}–{max(samples):.2f})  {middle / empty:5.2f} × imports alone"
         )
     return 0
 
