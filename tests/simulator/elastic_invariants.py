@@ -16,7 +16,7 @@ from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.tables import incident_rows, job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.simulator.elastic_scenario import CYCLES_EVERY, GrowthAttempt
-from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
+from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check, is_new_stop
 from tests.simulator.team_invariants import over
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
     charges = {charge.job_id: charge for charge in _charges(world)}
     for before, after in _jobs_changed(changes):
         request = after.stop_request
-        is_new = before is not None and request is not None and request != before.stop_request
+        is_new = before is not None and request is not None and is_new_stop(request, before.stop_request)
         if is_new and request and after.live_resize() is None and after.job_id in charges:
             victims.setdefault(request.by, []).append(charges[after.job_id])
     for requester, stopped in victims.items():

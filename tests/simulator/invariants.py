@@ -20,7 +20,7 @@ from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import Evidence, Incident, IncidentState, NodeBranchResult, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge, resources_in_use_or_charged
-from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM
 from evenkeel.domain.nodes import FleetNode, is_lost, join_nodes
 from evenkeel.domain.policy_section import Mode
@@ -207,6 +207,11 @@ def _incidents(world: "Simulation") -> list["Json"]:
 
 def _jobs(world: "Simulation") -> list[Job]:
     return [rows.decode(row, Job) for row in world.ledger.of("META", "JOB#")]
+
+
+def is_new_stop(request: StopRequest, earlier: StopRequest | None) -> bool:
+    """Whether a request is another one than the earlier request. DrainNode may shorten the grace of one that stays."""
+    return earlier is None or (request.by, request.requested_at) != (earlier.by, earlier.requested_at)
 
 
 def held_charges(world: "Simulation") -> list[Charge]:

@@ -16,7 +16,7 @@ from evenkeel.ports import Key
 from evenkeel.services.tables import job_rows, quota_rows, rows
 from tests.fakes.cluster import CLUSTER
 from tests.kueue_checker import overcommitted
-from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
+from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check, is_new_stop
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
@@ -164,7 +164,7 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
             for turn in [turn for turn in eviction_counter.turns if turn[0] == after.job_id]:
                 del eviction_counter.turns[turn]
         request = after.stop_request
-        by = request.by.removeprefix("schedule_jobs/") if request and request != before.stop_request else ""
+        by = request.by.removeprefix("schedule_jobs/") if request and is_new_stop(request, before.stop_request) else ""
         if not by.startswith("job-") or request is None:
             continue
         pair = frozenset((by, after.job_id))
