@@ -180,6 +180,7 @@ def _names(centre: DataCentre) -> dict[str, str]:
     return {
         "incidents show <id>": f"incidents show {incident}",
         "incidents timeline <id>": f"incidents timeline {incident}",
+        "incidents ack <id>": f"incidents ack {incident}",
         "<incidentId>": incident,
         "why INCIDENT": f"why {incident}",
         "<jobId>": job,

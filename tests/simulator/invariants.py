@@ -210,7 +210,7 @@ def _jobs(world: "Simulation") -> list[Job]:
 
 
 def is_new_stop(request: StopRequest, earlier: StopRequest | None) -> bool:
-    """Whether a request is another one than the earlier request. DrainNode may shorten the grace of one that stays."""
+    """Whether a request differs from the earlier request. DrainNode may shorten the grace of a request that stays."""
     return earlier is None or (request.by, request.requested_at) != (earlier.by, earlier.requested_at)
 
 
