@@ -154,9 +154,15 @@ class NominationRun:
         self.nominations, self.admissions, self.seconds = 0, 0, 0.0
 
     def _decide_once(self) -> int:
-        """Run a Kueue cycle, and end some running jobs; return how many jobs it admitted."""
+        """Run a Kueue cycle, and end some running jobs; return how many jobs it admitted.
+
+        Raises:
+            ValueError: no job waits and none runs, so no cycle could decide anything.
+        """
         self._now += 1.0
         decisions, running, admitted = self.scheduler.cycle(self._now), self._running, 0
+        if not decisions and not running:
+            raise ValueError("The queues are empty: submit at least one job.")
         self.nominations += len(decisions)
         for decision in decisions:
             if decision.result is Result.ADMITTED:

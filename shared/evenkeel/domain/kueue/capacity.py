@@ -84,7 +84,10 @@ class QuotaCell:
         return free
 
     def available_without(self, amount: int) -> int:
-        """Return the quota that would be available if this cell used less, as `remove` would leave it."""
+        """Return the quota that would be available if this cell used less, as `remove` would leave it.
+
+        It repeats the rule of `available`, which is called far more often and must not walk the tree twice.
+        """
         removed = []
         for cell in reversed(self.chain):
             removed.append(amount)
